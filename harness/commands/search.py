@@ -172,6 +172,8 @@ class SearchTerminal:
             sign, style = f"FOUND {finding.rate}", "bold red"
         elif finding.is_repeat:
             sign, style = "as before", "dim"
+        elif not finding.rate.tries:
+            sign, style = "not tried", "dim"
         elif not finding.rate.hits:
             sign, style = "not again", "dim"
         else:

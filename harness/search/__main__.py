@@ -28,6 +28,7 @@ from harness.conform.pages import MetricsPages
 from harness.errors import TargetError
 from harness.experiments.idle_server import QUICK_COUNT_S, find_facts
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.http_client import read_api_key, request_headers
 from harness.place import Place
 from harness.records import Outcome, Protocol, Role
@@ -43,6 +44,7 @@ from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 256
+_SILENT_S = 120.0  # of an answer in one piece, or behind full slots, on a slow server
 Report = Callable[[SearchEvent], None]
 
 
@@ -51,7 +53,7 @@ def main() -> None:
     if not line:
         return
     order = msgspec.json.decode(line, type=SearchRequest)
-    plan = LoadPlan.model_validate_json(bytes(order.suite.plan))
+    plan = _patient(LoadPlan.model_validate_json(bytes(order.suite.plan)))
     secrets = secrets_of(request_headers(plan.headers, plan.api_key_env))
     report = partial(_report, output=claim_output(), secrets=secrets)
     allow_streams(_STREAMS)
@@ -94,6 +96,9 @@ def _search(
     wire: WireLog,
     report: Report,
 ) -> None:
+    def doing(what: str) -> None:
+        report(SearchEvent(event="doing", doing=what))
+
     pid = order.suite.pid
     if keeper.can_start:
         order.suite.pid = None  # another one after each start: none is watched for its rest
@@ -107,6 +112,7 @@ def _search(
         log=None if log is None else Path(log),
         pid=lambda: keeper.pid if keeper.can_start else pid,
     )
+    doing("measuring the idle server: its texts, its gauges, its memory")
     invariants.learn()
     folder, count = Path(order.suite.folder), 0
 
@@ -126,8 +132,9 @@ def _search(
         Trial(bench, invariants, keeper, wire, folder),
         found=found,
         played=played,
-        doing=lambda what: report(SearchEvent(event="doing", doing=what)),
+        doing=doing,
     )
+    doing("asking for each feature once")
     if order.schedule is not None:
         check_taken(bench, order.schedule)
         why = hunt.run_one(order.schedule, seconds=order.seconds)
@@ -149,11 +156,16 @@ def _bench(order: SearchRequest, session: LoadSession, known: Known, wire: WireL
     return bench
 
 
+def _patient(plan: LoadPlan) -> LoadPlan:
+    waits = {"timeout_s": _SILENT_S, "connect_timeout_s": READY_S}
+    return plan.model_copy(update={"run": plan.run.model_copy(update=waits)})
+
+
 def _answers(session: LoadSession) -> bool:
     """A short request is answered. It is asked of a server that only starts."""
     spec = RequestSpec(user=0, max_tokens=2, prompt_tokens=16, role=Role.CHECK)
     stream = LiveStream(session, spec)
-    row = stream.join(session.plan.run.timeout_s)
+    row = stream.join(READY_S)
     stream.cut()
     return row is not None and row.outcome is Outcome.COMPLETED
 

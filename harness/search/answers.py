@@ -2,13 +2,15 @@
 that it has alone, without a word of another's.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Final, NamedTuple
 
-from harness.client.live_stream import join_all
+from harness.client.live_stream import LiveStream, join_all
 from harness.conform.bench import Bench
 from harness.conform.bystanders import one_by_one, start_greedy
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow
@@ -20,18 +22,36 @@ from harness.search.schedule import Schedule, Visit
 _MOST_BYSTANDERS: Final = 2
 _MOST_COMPARED: Final = 2  # visits of a schedule: each is asked for once more
 _NOT_TAKEN: Final = frozenset({400, 404, 405, 409, 413, 415, 422, 501})  # such a request
+_SEEN_QUEUE: Final = 2  # times the slots: as many were seen to wait when the queue was counted
+_LIMITED: Final = (
+    "the server refused a request with status 429, though it lets requests wait for a slot: it may "
+    "limit how much is asked in a minute; raise that limit for this search"
+)
 _SHOWN: Final = 200  # characters
 _CROWD: Final = 8
+_SLOWLY: Final = 4  # times its typical time: of an answer in a crowd
 _PIECE: Final = 24  # characters that nobody says by chance
 
 
 def of_visits(played: Played, *, can_refuse: bool) -> Iterator[Violation]:
-    """How they ended. `can_refuse`: the server refuses beyond its slots."""
+    """How they ended. `can_refuse`: the server may have no place for one of them. Raises
+    CannotDecideError if it seems to limit how much is asked."""
     pairs = zip(played.schedule.visits, played.visits, strict=True)
     for number, (visit, row) in enumerate(pairs):
+        is_limited = row is not None and row.status_code == HTTPStatus.TOO_MANY_REQUESTS
+        if is_limited and not can_refuse:
+            raise CannotDecideError(_LIMITED)
         if (found := of_visit(visit, row, can_refuse=can_refuse)) is not None:
             broken, said = found
             yield Violation(broken=broken, said=f"visit {number}: {said}")
+
+
+def may_refuse(facts: ServerFacts, schedule: Schedule) -> bool:
+    """Whether all requests at once may be more than the server's slots and its queue hold."""
+    if facts.slots is None or not facts.can_fill or facts.may_refuse:
+        return True
+    asked = schedule.bystanders + sum(one.n for one in schedule.visits)
+    return asked > (1 + _SEEN_QUEUE) * facts.slots
 
 
 def of_visit(
@@ -41,8 +61,12 @@ def of_visit(
     if row is None or row.outcome is Outcome.TIMED_OUT:
         may_last = has_left or (row is None and visit.leave is not None)
         return None if may_last else (Broken.HUNG, "it has no end")
+    if not has_left and row.outcome is Outcome.CUT_OFF:
+        return Broken.HUNG, "what its client was to read before it leaves has never come"
     if has_left or row.outcome is Outcome.ABANDONED or row.status_code in _NOT_TAKEN:
         return None
+    if visit.same_id and row.status_code not in (None, HTTPStatus.OK):
+        return None  # its id may still be in use
     if row.outcome is Outcome.REJECTED:
         said = f"the server, which has a queue, refused it: {row.error}"
         return None if can_refuse else (Broken.CUT, said)
@@ -61,10 +85,20 @@ def _wrong_length(visit: Visit, row: RequestRow) -> tuple[Broken, str] | None:
     return Broken.LENGTH, said
 
 
+def of_bystanders(played: Played) -> Iterator[Violation]:
+    """How they ended."""
+    for row in played.bystanders:
+        if row is None or row.outcome is Outcome.TIMED_OUT:
+            yield Violation(broken=Broken.HUNG, said="a stream that stayed got no end")
+        elif row.outcome not in (Outcome.REJECTED, Outcome.COMPLETED):  # one may find no slot
+            yield Violation(broken=Broken.CUT, said=f"a stream that stayed was cut: {row.error}")
+
+
 class Texts:
     """Greedy answers, held to what the server says when nothing else runs. `learn` is called once,
-    on the idle server. Of a server whose texts depend on what else is in a step, as on many
-    devices, only another's words are a fault."""
+    on the idle server; all else at rest. Of a server whose texts depend on what else is in a step,
+    as on many devices, only another's words are a fault: an answer that differs is asked for once
+    more while others run and nobody leaves."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -80,35 +114,36 @@ class Texts:
         )
         looked = zip(numbers, first, second, strict=True)
         self._alone = {number: text for number, text, again in looked if text == again}
-        in_a_crowd = list(self._in_a_crowd())
-        self._is_steady = all(self._alone[number] == text for number, text in in_a_crowd)
+        for number, text in self._alone.items():
+            self._look_in_a_crowd(_Asked(text, partial(self._start_bystander, number)))
 
-    def _in_a_crowd(self) -> Iterator[tuple[int, str]]:
-        """The same answers while others begin and end."""
-        bench, numbers = self._bench, list(self._alone)
-        more = max(0, bench.crowd(_CROWD) - len(numbers))
-        lengths = (BYSTANDER_TOKENS * part // (more + 1) for part in range(1, more + 1))
-        others = [bench.start(bench.short(max(1, tokens))) for tokens in lengths]
-        for number, stream in zip(
-            numbers, start_greedy(bench, numbers, BYSTANDER_TOKENS), strict=True
-        ):
-            row = stream.join(READY_S)
-            if row is not None and row.outcome is Outcome.COMPLETED:
-                yield number, row.answer or ""
+    def _start_bystander(self, number: int) -> LiveStream:
+        return start_greedy(self._bench, [number], BYSTANDER_TOKENS)[0]
+
+    def _look_in_a_crowd(self, asked: "_Asked") -> None:
+        """Whether the same answer has the same text while others begin and end."""
+        bench = self._bench
+        stream = asked.again()
+        more, tokens = bench.crowd(_CROWD) - 1, stream.spec.max_tokens
+        lengths = (tokens * part // (more + 1) for part in range(1, more + 1))
+        others = [bench.start(bench.short(max(1, length))) for length in lengths]
+        self._is_steady &= self._text_of(stream) in (None, asked.alone)
         join_all(others, READY_S)
+
+    def _text_of(self, stream: LiveStream) -> str | None:
+        """None: it is not answered whole."""
+        bench, tokens = self._bench, stream.spec.max_tokens
+        row = stream.join(READY_S + _SLOWLY * (bench.ttft_s + tokens * bench.step_s))
+        return row.answer if row is not None and row.outcome is Outcome.COMPLETED else None
 
     def of_bystanders(self, played: Played) -> Iterator[Violation]:
         others = self._said(played.schedule)
         for number, row in enumerate(played.bystanders, start=1):
-            if row is None or row.outcome is Outcome.TIMED_OUT:
-                yield Violation(broken=Broken.HUNG, said="a stream that stayed got no end")
-            elif row.outcome is Outcome.REJECTED:
-                continue  # it found no slot
-            elif row.outcome is not Outcome.COMPLETED:
-                said = f"a stream that stayed was cut: {row.error}"
-                yield Violation(broken=Broken.CUT, said=said)
-            elif (seen := row.answer or "") != (alone := self._alone.get(number, seen)):
-                yield from self._another("a greedy stream that stayed", seen, alone, others)
+            alone = self._alone.get(number)
+            if alone is None or row is None or row.outcome is not Outcome.COMPLETED:
+                continue
+            asked = _Asked(alone, partial(self._start_bystander, number))
+            yield from self._another("a greedy stream that stayed", row.answer or "", asked, others)
 
     def of_visits(self, played: Played) -> Iterator[Violation]:
         """Some that stayed are asked for again, alone; what shares its prompt with others first. A
@@ -128,13 +163,19 @@ class Texts:
             stayed, key=lambda one: visits[one].repeats is None and not visits[one].shared
         )
         for number in order[:_MOST_COMPARED]:
-            seen, alone = stayed[number], self._asked_alone(schedule, number)
-            if alone in (None, seen) or self._asked_alone(schedule, number) != alone:
+            again = partial(self._start_visit, schedule, number)
+            seen, alone = stayed[number], self._text_of(again())
+            if alone is None or alone == seen or self._text_of(again()) != alone:
                 continue
             others = self._said(schedule)
             own = others.pop(f"client {number}")
             what = f"the greedy answer of client {number}"
-            yield from self._another(what, seen, alone or "", others, own)
+            yield from self._another(what, seen, _Asked(alone, again), others, own)
+
+    def _start_visit(self, schedule: Schedule, number: int) -> LiveStream:
+        bench = self._bench
+        spec = spec_of(bench, schedule.visits[number], number)
+        return bench.start(spec, text_of(bench, schedule, number))
 
     def _said(self, schedule: Schedule) -> dict[str, str]:
         """What each client has said itself."""
@@ -142,23 +183,27 @@ class Texts:
         return {f"client {one}": text_of(self._bench, schedule, one) for one in numbers}
 
     def _another(
-        self, what: str, answer: str, alone: str, others: Mapping[str, str], own: str = ""
+        self, what: str, answer: str, asked: "_Asked", others: Mapping[str, str], own: str = ""
     ) -> Iterator[Violation]:
+        alone = asked.alone
+        if answer == alone:
+            return
         said = f"{what} has not the text that it has alone"
         if (whose := whose_words(answer, alone, others, own)) is not None:
             said += f", but words of {whose}"
-        elif not self._is_steady:
+        elif self._is_steady and self._text_of(asked.again()) == alone:  # else wrong for good
+            self._look_in_a_crowd(asked)
+        if whose is None and not self._is_steady:
             return
         evidence = {"alone": alone[:_SHOWN], "seen": answer[:_SHOWN]}
         yield Violation(broken=Broken.TEXT, said=said, evidence=evidence)
 
-    def _asked_alone(self, schedule: Schedule, number: int) -> str | None:
-        bench = self._bench
-        with suppress(CannotDecideError):
-            spec = spec_of(bench, schedule.visits[number], number)
-            row = bench.ask(spec, text_of(bench, schedule, number))
-            return row.answer if row.outcome is Outcome.COMPLETED else None
-        return None
+
+class _Asked(NamedTuple):
+    """An answer's text `alone`, and how the same is asked for `again`."""
+
+    alone: str
+    again: Callable[[], LiveStream]
 
 
 def whose_words(answer: str, alone: str, others: Mapping[str, str], own: str = "") -> str | None:

@@ -26,6 +26,9 @@ class Broken(StrEnum):
     SLOW = "slow"
 
 
+# Of the evidence: how it was seen what is held, and how long a gauge was waited for.
+WAY, WAITED_S = "way", "waited_s"
+
 # Looked at after many schedules: each takes long, or says nothing after one.
 ADDS_UP = (Broken.MEMORY, Broken.GROWS)
 

@@ -25,7 +25,8 @@ _RUNS_ON: Final = 0.7  # of the answers that are left: they would outlast the se
 _HAVE_HABIT: Final = (1.0, 0.8, 0.5)  # of the visits of a schedule: all, most, or half
 _RETRIES: Final = 0.85  # of the visits that come again after a leave: the same request
 _TWINS: Final = 0.4  # of those that run beside one with the same prompt, likewise
-_MOST_BURST: Final = 16
+_SOME: Final = 16  # clients at once, where the slots are not known
+_MOST_CROWD: Final = 40  # of the slots that are filled: a schedule has room for more visits
 _SEEDS: Final = 1_000_003  # between the schedules of one seed and the next
 
 
@@ -47,7 +48,7 @@ class Offered:
 
     @property
     def crowd(self) -> int:
-        return min(self.slots or _MOST_BURST, _MOST_BURST)
+        return min(self.slots or _SOME, _MOST_CROWD)
 
 
 Theme = Callable[[random.Random, Offered], list[Visit]]
@@ -185,7 +186,8 @@ def burst(rng: random.Random, offered: Offered) -> list[Visit]:
     """As many as slots, or more, leave in one step."""
     count = rng.choice((2, offered.crowd, offered.crowd + 1, 2 * offered.crowd))
     leave = Leave(phase=Phase.SENT, at=rng.choice((0, 1, 2, 5, 12)))
-    visits = [Visit(leave=leave) for _ in range(min(count, _MOST_BURST))]
+    most = max(_SOME, offered.crowd + 1)
+    visits = [Visit(leave=leave) for _ in range(min(count, most))]
     return [*visits, Visit(after=0, at=_small(rng), answer=8)]
 
 
@@ -290,7 +292,7 @@ def pressure(rng: random.Random, offered: Offered) -> list[Visit]:
     early = Leave(at=rng.choice((1, 8, 40)))
     visits = [
         Visit(prompt=prompt, answer=offered.long_answer, leave=rng.choice((*[None] * 5, early)))
-        for _ in range(min(_MOST_BURST, offered.crowd))
+        for _ in range(offered.crowd)
     ]
     late = Leave(phase=Phase.SENT, at=rng.uniform(0, offered.long_answer))
     for number in range(-rng.choice((1, 1, 2)), 0):
@@ -319,7 +321,7 @@ def queued(rng: random.Random, offered: Offered) -> list[Visit]:
 def whole(rng: random.Random, offered: Offered) -> list[Visit]:
     """Answers in one piece, which no client sees before they are over; some may wait for a slot."""
     leave = Leave(phase=Phase.SENT, at=rng.choice((0, 1, 5, 20)))
-    count = rng.choice((1, 2, 4, min(offered.crowd + 2, _MOST_BURST)))
+    count = rng.choice((1, 2, 4, min(offered.crowd + 2, _MOST_CROWD)))
     return [Visit(delivery=Delivery.UNARY, answer=48, leave=leave) for _ in range(count)]
 
 

@@ -44,7 +44,8 @@ _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
 _FOLLOW_MANY_S: Final = 600.0  # for what adds up, once for each invariant
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _SEEN_ONCE: Final = " It was seen once, and cannot be tried again without --restart."
-_UNSTABLE: Final = 2  # schedules that change texts without leaves, too: texts say nothing then
+_TIME_UP: Final = " The time was up before it could be tried often enough."
+_USUAL: Final = 2  # schedules that break an invariant whoever leaves: it says nothing then
 
 
 class Tries(Protocol):
@@ -56,10 +57,14 @@ class Tries(Protocol):
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None: ...
     def added_up(self) -> list[Violation]: ...
     def added_by(
-        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
-    ) -> Added: ...
+        self,
+        broken: Broken,
+        schedules: Sequence[Schedule],
+        doing: Callable[[str], object],
+        until_s: float,
+    ) -> Added | None: ...
     def refresh(self) -> None: ...
-    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]: ...
+    def as_requests(self, schedule: Schedule, seen: Violation) -> dict[str, Any]: ...
 
 
 class Hunt:
@@ -112,18 +117,17 @@ class Hunt:
         """Whether it broke something."""
         self._doing(f"{len(schedule.visits)} visits")
         violations = self._trial.broken_by(schedule)
-        if self._same_without[Broken.TEXT] >= _UNSTABLE:
-            violations = [one for one in violations if one.broken is not Broken.TEXT]
         self._played(schedule)
-        new = [one for one in violations if not self._is_known(one, schedule)]
+        telling = [one for one in violations if self._same_without[one.broken] < _USUAL]
+        new = [one for one in telling if not self._is_known(one, schedule)]
         if new:
             self._follow(schedule, new[0])
-        if violations:
+        if telling or any(one.broken in _LASTS for one in violations):
             self._trial.refresh()
             self._since.clear()
         else:
             self._since.append(schedule)
-        return bool(violations)
+        return bool(telling)
 
     def _look_back(self) -> None:
         """Checks what the schedules since the latest refresh have left behind together."""
@@ -194,15 +198,10 @@ class Hunt:
         self._followed_many.add(broken)
         until_s = self._clock_s() + _FOLLOW_MANY_S
         row = schedules if broken in ADDS_UP else [*schedules, *schedules]
-        rate, last = self._rate_of_many(row, broken, until_s)
-        if last is None:
+        last = self._make_sure_of_row(finding, row, broken, until_s)
+        if last is None or last.seen is None:
             return
-        control, _ = self._rate_of_many([one.staying() for one in row], broken, until_s)
-        finding.rate, finding.control = rate, control
-        finding.is_sure = _is_no_chance(rate, control)
-        if not finding.is_sure:
-            return
-        assert last.seen is not None
+        rate, control = finding.rate, finding.control
         fewer, seen = self._fewer(row[: last.after], broken, last.seen, until_s)
         self._describe_many(finding, fewer, seen, among=len(row))
         if len(fewer) > 1:
@@ -215,15 +214,32 @@ class Hunt:
                 self._describe_many(finding, row, last.seen)
                 finding.rate, finding.control, finding.is_sure = rate, control, True
 
-    def _rate_of_many(
-        self, schedules: Sequence[Schedule], broken: Broken, until_s: float
-    ) -> tuple[Rate, Added | None]:
-        """The hit that took longest, too."""
-        tries = [
-            self._added_by(broken, schedules) for _ in range(_REPEATS) if self._clock_s() < until_s
-        ]
-        hits = [one for one in tries if one.seen is not None]
-        return Rate(len(hits), len(tries)), max(hits, key=_after, default=None)
+    def _make_sure_of_row(
+        self, finding: SearchFinding, row: Sequence[Schedule], broken: Broken, until_s: float
+    ) -> Added | None:
+        """The hit that took longest; None: the row is no finding. It is tried in turn with the same
+        and nobody leaving: the first try that says otherwise ends that, since the others could no
+        longer rule chance out. One that was not played to its end is no try."""
+        control = [one.staying() for one in row]
+        seen, without, is_cut = list[Added](), list[Added](), False
+        for schedules, tries in _REPEATS * ((row, seen), (control, without)):
+            one = self._added_by(broken, schedules, until_s)
+            is_cut = one is None
+            if one is None:
+                break
+            tries.append(one)
+            is_wanted = (one.seen is not None) == (tries is seen)
+            if not is_wanted:
+                break
+        last = max((one for one in seen if one.seen is not None), key=_after, default=None)
+        if last is not None and last.seen is not None:
+            finding.rate, finding.control = _rate_in(seen), _rate_in(without)
+            finding.is_sure = _is_no_chance(finding.rate, finding.control)
+            self._describe_many(finding, row, last.seen)
+        elif not finding.rate.tries:
+            finding.rate = _rate_in(seen)
+        finding.sentence += _TIME_UP if is_cut else ""
+        return last if finding.is_sure else None
 
     def _fewer(
         self, row: Sequence[Schedule], broken: Broken, violation: Violation, until_s: float
@@ -232,18 +248,25 @@ class Hunt:
         while len(row) > 1 and self._clock_s() < until_s:
             middle = len(row) // 2
             for half in (row[:middle], row[middle:]):
-                if (found := self._added_by(broken, half).seen) is not None:
-                    row, violation = half, found
+                found = self._added_by(broken, half, until_s)
+                if found is not None and found.seen is not None:
+                    row, violation = half, found.seen
                     break
             else:
                 break
         return row, violation
 
-    def _added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Added:
+    def _added_by(
+        self, broken: Broken, schedules: Sequence[Schedule], until_s: float
+    ) -> Added | None:
+        """None: the time was up before the last was played."""
+
         def doing(what: str) -> None:
             self._doing(f"{broken}: {what}, once more")
 
-        return self._trial.added_by(broken, schedules, doing)
+        if self._clock_s() >= until_s:
+            return None
+        return self._trial.added_by(broken, schedules, doing, until_s)
 
     def _describe_many(
         self,
@@ -285,7 +308,7 @@ class Hunt:
         finding.said, finding.evidence = violation.said, violation.evidence
         finding.sentence = sentence_of(schedule, violation)
         finding.schedule, finding.in_a_row = msgspec.to_builtins(schedule), 1
-        finding.wire = self._trial.as_requests(schedule, violation.broken)
+        finding.wire = self._trial.as_requests(schedule, violation)
 
     def _make_sure(self, finding: SearchFinding, drawn: Schedule, broken: Broken) -> None:
         began_s = self._clock_s()
@@ -293,7 +316,8 @@ class Hunt:
         if not finding.rate.hits:
             return
         finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS)
-        self._same_without[broken] += bool(finding.control.hits)
+        is_always = finding.control.hits == finding.control.tries
+        self._same_without[broken] += is_always or (broken is Broken.TEXT and finding.control.hits)
         if finding.control.hits:
             return
         until_s = min(began_s + _FOLLOW_S, max(self._until_s, began_s + _LEAST_FOLLOW_S))
@@ -339,6 +363,10 @@ class Hunt:
 
 def _after(added: Added) -> int:
     return added.after
+
+
+def _rate_in(tries: Sequence[Added]) -> Rate:
+    return Rate(sum(one.seen is not None for one in tries), len(tries))
 
 
 def _is_no_chance(rate: Rate, control: Rate) -> bool:

@@ -7,7 +7,9 @@ and it serves the next request. After many schedules, as many contexts fit into 
 first, and its process has not grown.
 """
 
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,9 +18,10 @@ from harness.client.exchange import StreamClient
 from harness.conform.bench import Bench
 from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import SLOWER
 from harness.search.accounts import Counters, Gauges
-from harness.search.answers import Texts, of_visits
-from harness.search.broken import ADDS_UP, Broken, Violation
+from harness.search.answers import Texts, may_refuse, of_bystanders, of_visits
+from harness.search.broken import ADDS_UP, WAY, Broken, Violation
 from harness.search.play import Played
 from harness.search.process import Process
 from harness.store.conform_result import Aftermath
@@ -65,8 +68,14 @@ class Invariants:
         self._counters.begin()
 
     def broken_by(self, played: Played) -> list[Violation]:
-        """The worst first."""
-        found = [*self._found(played)]
+        """The worst first. Raises CannotDecideError if none is seen before it cannot be looked for
+        any more."""
+        found = list[Violation]()
+        try:
+            found.extend(self._found(played))
+        except CannotDecideError:
+            if not found:
+                raise
         self._bench.forget()
         order = list(Broken)
         return sorted(found, key=lambda one: order.index(one.broken))
@@ -89,9 +98,9 @@ class Invariants:
         return [one for one in found if one is not None]
 
     def _found(self, played: Played, only: Broken | None = None) -> Iterator[Violation]:
-        facts = self._bench.facts
-        yield from of_visits(played, can_refuse=facts.may_refuse or not facts.can_fill)
-        yield from self._texts.of_bystanders(played)
+        can_refuse = may_refuse(self._bench.facts, played.schedule)
+        yield from of_visits(played, can_refuse=can_refuse)
+        yield from of_bystanders(played)
         self._all_leave()
         if only in _OF_ANSWERS:
             return
@@ -118,17 +127,41 @@ class Invariants:
         """Twice, if anything is held. A server that declares that answers run on owes only their
         ends."""
         bench = self._bench
+        runs_on = bench.session.plan.target.disconnect != "cancel"
+        if runs_on:
+            self._outlast()
         if self._held_now() is None or (count := self._held_now()) is None:
             return
-        if bench.session.plan.target.disconnect == "cancel":
+        if not runs_on:
             said = f"{bench.settle_s:.1f} s after the last leave {count.said}"
-            yield Violation(broken=Broken.HELD, said=said, evidence={"held": count.held})
-        if only is Broken.HELD:
-            return
-        bench.wait_for_ghosts(lambda: self._held_now() is None)
+            yield _of_count(Broken.HELD, said, count)
+            if only is Broken.HELD:
+                return
+            self._outlast()
         if (count := self._held_now()) is not None:
             said = f"though every answer must have ended, {count.said}"
-            yield Violation(broken=Broken.LOST, said=said, evidence={"held": count.held})
+            yield _of_count(Broken.LOST, said, count)
+
+    def _outlast(self) -> None:
+        """Wait until nothing is seen to be held, at most until each answer that was left must have
+        ended by itself."""
+        bench, facts = self._bench, self._bench.facts
+        left = [
+            one.spec.n * one.spec.max_tokens - one.row.tokens_read
+            for one in bench.opened
+            if one.row is not None and one.row.abandoned_ns is not None
+        ]
+        slots = facts.slots or max(1, facts.ran_at_once)
+        longest_s = longest_run_s(left, slots=slots, step_s=bench.step_s, ttft_s=bench.ttft_s)
+        until_s = time.monotonic() + longest_s
+        while time.monotonic() < until_s and not self._is_free():
+            bench.pause(bench.settle_s / 4)
+
+    def _is_free(self) -> bool:
+        """Nothing is held, and somebody can say so."""
+        with suppress(CannotDecideError, RefusedError):
+            return not self._bench.held.at_once().held
+        return False
 
     def _held_now(self) -> Count | None:
         """None: nothing is held, or nobody can say."""
@@ -139,11 +172,17 @@ class Invariants:
 
     def _at_rest(self, played: Played) -> Iterator[Violation]:
         aftermath, why = self._bench.cleaning.aftermath_of_left()
+        if aftermath is Aftermath.WRONG_TEXT and self._bench.ghosts():  # it may depend on them
+            self._outlast()
+            aftermath, why = self._bench.cleaning.aftermath_of_left()
+        if aftermath is Aftermath.REFUSING:  # what is refused is not searched
+            raise CannotDecideError(why)
         if (name := _AFTERMATHS.get(aftermath)) is not None:
             yield Violation(broken=Broken(name), said=why)
         looks: list[Violation | None] = []
         if aftermath not in (Aftermath.DEAD, Aftermath.WEDGED, Aftermath.RESTARTED):
             looks = [self._gauges.broken(), self._process.of_handles()]
+            yield from self._texts.of_bystanders(played)
             yield from self._texts.of_visits(played)
         looks.append(self._process.of_log())
         yield from (one for one in looks if one is not None)
@@ -159,3 +198,16 @@ class Invariants:
                 said = f"{memory.tokens} tokens of prompts, which fitted at once, no longer do"
                 return Violation(broken=Broken.MEMORY, said=said)
         return None
+
+
+def _of_count(broken: Broken, said: str, count: Count) -> Violation:
+    return Violation(broken=broken, said=said, evidence={"held": count.held, WAY: count.way})
+
+
+def longest_run_s(left: Sequence[int], *, slots: int, step_s: float, ttft_s: float) -> float:
+    """Until answers that nobody stops have ended, at most. `left`: the tokens that each still
+    has to come; those that find no slot wait for one."""
+    if not left:
+        return 0.0
+    turns = math.ceil(len(left) / slots)
+    return SLOWER * (turns * ttft_s + (sum(left) / slots + max(left)) * step_s)

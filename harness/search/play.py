@@ -7,7 +7,7 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
-from harness.client.live_stream import LiveStream
+from harness.client.live_stream import LiveStream, join_all
 from harness.conform.bench import Bench
 from harness.conform.bystanders import start_greedy
 from harness.experiments.outcome import CannotDecideError
@@ -47,7 +47,8 @@ def play(bench: Bench, schedule: Schedule) -> Played:
     for row in rows:
         if row is not None and (row.error or "").startswith(_OWN_BUG):
             raise CannotDecideError(f"the schedule cannot be played: {row.error}")
-    return Played(schedule, rows, [one.join(READY_S) for one in stays])
+    stays_s = READY_S + _ENDS_IN * (bench.ttft_s + BYSTANDER_TOKENS * bench.step_s)
+    return Played(schedule, rows, join_all(stays, stays_s))
 
 
 def longest_of(bench: Bench, schedule: Schedule) -> float:
@@ -113,9 +114,12 @@ class _Player:
             bench.pause(leave.late * bench.step_s)
 
     def row(self, longest_s: float) -> RequestRow | None:
-        """A client that left and reads on, or keeps its connection, is not waited for."""
+        """A client that left and reads on, or keeps its connection, is not waited for. One that was
+        to leave, and has never got what it was to read before, is cut."""
         if self.stream is None:
             return None
-        if self._visit.leave is None or not self.over.is_set():
+        if self._visit.leave is None:
             return self.stream.join(longest_s if self.over.is_set() else 0.0)
+        if not self.over.is_set():
+            self.stream.cut()
         return self.stream.join(_NOTICED_STEPS * self._bench.step_s)

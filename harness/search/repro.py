@@ -2,6 +2,7 @@
 issue. Nothing is sent anywhere."""
 
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 from textwrap import fill, shorten
@@ -12,6 +13,8 @@ from harness.store.search_result import SearchFinding, SearchResult
 REPRO: Final = "repro.py"
 ISSUE: Final = "issue.md"
 _WIDTH: Final = 96
+_SENTENCE_PARTS: Final = 4  # of lines as long as the sentence needs: repro.py has 150 lines at most
+_MOST_LINES: Final = 4  # of requests, one each; more are on one line
 _TEMPLATE: Final = files("harness.search") / "repro.txt"
 
 
@@ -25,12 +28,13 @@ def write_repro(place: Path, finding: SearchFinding, result: SearchResult) -> No
 
 def repro_text(finding: SearchFinding, result: SearchResult) -> str:
     wire, text = finding.wire, _TEMPLATE.read_text(encoding="utf-8")
-    requests = [f"    json.loads({_literal(one)})," for one in wire["requests"]]
+    requests = [f"json.loads({_literal(one)})" for one in wire["requests"]]
+    sentence = _harmless(finding.sentence)
     filled = {
-        "SENTENCE": fill(_harmless(finding.sentence), _WIDTH),
+        "SENTENCE": fill(sentence, max(_WIDTH, len(sentence) // _SENTENCE_PARTS)),
         "WALKAWAY": result.walkaway,
         "SERVER": _harmless(_server(result)),
-        "BROKEN": finding.broken,
+        "SEEN_BY": wire["seen_by"],
         "RATE": str(finding.rate),
         "FRESH": ", each on a server started afresh" if finding.is_fresh else "",
         "CONTROL": str(finding.control),
@@ -38,9 +42,10 @@ def repro_text(finding: SearchFinding, result: SearchResult) -> str:
         "SLOTS": str(wire["slots"]),
         "SETTLE_S": str(wire["settle_s"]),
         "PATIENCE_S": str(wire["patience_s"]),
+        "GAUGES": repr("|".join(map(re.escape, wire["gauges"])) or "(?!)"),
         "SHORT": _literal(wire["short"]),
         "GREEDY": _literal(wire["greedy"]),
-        "REQUESTS": "\n".join(requests),
+        "REQUESTS": (",\n    " if len(requests) <= _MOST_LINES else ", ").join(requests),
     }
     for name, value in filled.items():
         text = text.replace(f"@{name}@", value)

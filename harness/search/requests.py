@@ -11,12 +11,11 @@ from harness.client.dialect import route
 from harness.conform.bench import Bench
 from harness.conform.cases.silences import tool_call
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.records import Outcome, Role, Way
+from harness.records import Outcome, Role
 from harness.search.grammar import Offered
-from harness.search.schedule import MOST_ANSWER, Feature, Schedule, Visit
+from harness.search.schedule import MOST_ANSWER, Feature, Schedule, Visit, ways_of
 from harness.workload.abandon import RequestSpec
 from harness.workload.prompts import prompt
-from harness.workload.target import Target
 
 _LOOK_TOKENS: Final = 4
 _FAN_OUTS: Final = (4, 2)  # answers to one request, the most first
@@ -43,7 +42,6 @@ _KEYS: Final[Mapping[Feature, Mapping[str, Any]]] = {
     Feature.PRIORITY: {"priority": 5},
 }
 _CHAT_LOGPROBS: Final = {"logprobs": True, "top_logprobs": 2}
-_WAYS: Final = (Way.FIN, Way.RST, Way.HALF_CLOSE, Way.STOP_READING, Way.CANCEL)
 
 
 def body_of(visit: Visit, path: str, adapter: str | None) -> dict[str, Any]:
@@ -104,15 +102,6 @@ def text_of(bench: Bench, schedule: Schedule, number: int) -> str:
     )
 
 
-def ways_of(target: Target) -> tuple[Way, ...]:
-    """How clients of this kind of server can leave, the usual way first."""
-    ways = [way.over(target.protocol) for way in _WAYS]
-    known = [one for one in ways if one is not None]
-    if target.cancel_path is None and target.http:
-        known.remove(Way.CANCEL)
-    return tuple(dict.fromkeys(known))
-
-
 def find_offered(bench: Bench) -> Offered:
     """Asks for each feature once."""
     facts = bench.facts
@@ -133,17 +122,9 @@ def find_offered(bench: Bench) -> Offered:
 
 
 def check_taken(bench: Bench, schedule: Schedule) -> None:
-    """Raises CannotDecideError for a schedule that clients of this server cannot play: then that
+    """Raises CannotDecideError for a schedule with features that the server refuses: then that
     nothing breaks would say nothing."""
-    known = ways_of(bench.session.plan.target)
-    if wrong := [one.way for one in schedule.leaves if one.way not in known]:
-        raise CannotDecideError(
-            f"the schedule asks for the way {wrong[0]}, and clients of this server have "
-            f"{', '.join(known)}"
-        )
     asked = sorted({feature for one in schedule.visits for feature in one.features})
-    if Feature.ADAPTER in asked and bench.asked.adapter is None:
-        raise CannotDecideError("the schedule asks for an adapter: name one (--adapter NAME)")
     if refused := [one for one in asked if not _is_taken(bench, Visit(features=(one,)))]:
         raise CannotDecideError(
             f"the schedule asks for {', '.join(refused)}, which this server does not take"

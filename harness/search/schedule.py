@@ -15,6 +15,7 @@ import msgspec
 
 from harness.errors import ConfigError
 from harness.records import Delivery, Way
+from harness.workload.target import Target
 
 MOST_VISITS: Final = 64
 MOST_PROMPT: Final = 1 << 15  # tokens
@@ -52,6 +53,7 @@ ROUTES: Final = {
     Feature.MESSAGES: "messages",
 }
 
+_WAYS: Final = (Way.FIN, Way.RST, Way.HALF_CLOSE, Way.STOP_READING, Way.CANCEL)
 _Steps = Annotated[float, msgspec.Meta(ge=0, le=MOST_STEPS)]
 
 
@@ -158,6 +160,31 @@ def read_schedule(file: Path) -> Schedule:
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
     return schedule
+
+
+def ways_of(target: Target) -> tuple[Way, ...]:
+    """How clients of this kind of server can leave, the usual way first."""
+    ways = [way.over(target.protocol) for way in _WAYS]
+    known = [one for one in ways if one is not None]
+    if target.cancel_path is None and target.http:
+        known.remove(Way.CANCEL)
+    return tuple(dict.fromkeys(known))
+
+
+def check_playable(schedule: Schedule, target: Target, *, adapter: str | None) -> None:
+    """Raises ConfigError for what clients of this kind of server cannot do. Which features the
+    server takes, it says itself."""
+    known = ways_of(target)
+    for number, one in enumerate(schedule.visits):
+        if one.leave is not None and one.leave.way.over(target.protocol) not in known:
+            raise ConfigError(
+                f"--schedule: visit {number} leaves by `{one.leave.way}`, and the ways of clients "
+                f"of a server of the kind {target.name} are {', '.join(known)}"
+            )
+        if Feature.ADAPTER in one.features and adapter is None:
+            raise ConfigError(
+                f"--schedule: visit {number} asks for an adapter: name one (--adapter NAME)"
+            )
 
 
 def seen_in(schedule: Schedule) -> Iterator[tuple[str, str, str]]:

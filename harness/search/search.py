@@ -29,15 +29,16 @@ from harness.search.grammar import THEMES
 from harness.search.keeper import READY_S, TERMINATE_S, listens
 from harness.search.messages import SearchEvent, SearchRequest
 from harness.search.repro import write_repro
-from harness.search.schedule import Schedule
+from harness.search.schedule import Schedule, check_playable
 from harness.store.manifest import find_versions, utc_now
 from harness.store.run_folder import RunFolder
 from harness.store.search_result import SearchFinding, SearchResult
+from harness.workload.target import Target
 from harness.workload.workload import why_unspoken
 
 SCHEDULE: Final = "schedule.json"
 _POLL_S: Final = 0.1
-_SPARE_S: Final = 1800.0  # beyond the search's time: a finding is followed to its end
+_SPARE_S: Final = 3600.0  # beyond the search's time: findings are followed to their ends
 _EXIT_FOUND: Final = 3
 _SILENT_S: Final = 2 * READY_S  # without a report of the load process
 _QUIT_S: Final = 2 * TERMINATE_S  # it ends the server first
@@ -235,17 +236,16 @@ def search(
     """The folder, the result, and why it ended early. Raises ConfigError, and TargetError if the
     target cannot be searched at all."""
     config.check()
+    if config.names_kind:
+        target_of(config)  # before anything is started
     path = config.out or RESULTS / f"{utc_now():%Y%m%d-%H%M%S}-search"
     folder = RunFolder.claim(path)
     with ExitStack() as children:
         start = Starting(folder, progress, interruption, children)
         is_started = start.start_if_silent(config)
         config = config if config.names_kind else with_kind(config)
-        target = find_target(config.engine, is_named=config.target_url is not None)
-        if (why := why_unspoken(target.protocol, target)) is not None:
-            raise ConfigError(f"--engine {config.engine}: {why}")
         contact = Contact(
-            access=Access.of(target, config),
+            access=Access.of(target_of(config), config),
             folder=folder,
             progress=progress,
             interruption=interruption,
@@ -265,6 +265,16 @@ def search(
     )
     failure = one.run()
     return folder.path, result, failure
+
+
+def target_of(config: SearchConfig) -> Target:
+    """Raises ConfigError, also for a schedule that its clients cannot play."""
+    target = find_target(config.engine, is_named=config.target_url is not None)
+    if (why := why_unspoken(target.protocol, target)) is not None:
+        raise ConfigError(f"--engine {config.engine}: {why}")
+    if config.schedule is not None:
+        check_playable(config.schedule, target, adapter=config.adapter)
+    return target
 
 
 def _prepare(

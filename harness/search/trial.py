@@ -66,12 +66,19 @@ class Trial:
         return self._invariants.added_up()
 
     def added_by(
-        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
-    ) -> Added:
+        self,
+        broken: Broken,
+        schedules: Sequence[Schedule],
+        doing: Callable[[str], object],
+        until_s: float,
+    ) -> Added | None:
         """What adds up when these are played one after the other on a server as at the beginning;
-        `doing` gets which one is played. Raises CannotDecideError."""
+        `doing` gets which one is played. None: it was `until_s`, by the clock, before the last was
+        played. Raises CannotDecideError."""
         self.refresh()
         for number, schedule in enumerate(schedules, start=1):
+            if self._clock_s() >= until_s:
+                return None
             doing(f"schedule {number} of {len(schedules)}")
             played = self._play(schedule)
             if broken in ADDS_UP:
@@ -114,6 +121,8 @@ class Trial:
 
     def _wait_for_rest(self) -> None:
         bench, until_s = self._bench, self._clock_s() + _REST_S
+        if not bench.facts.can_fill:  # nobody sees whether they have ended
+            bench.wait_for_ghosts(lambda: False)
         while True:
             may_end = bench.ghosts() > 0
             bench.cleaning.rest()
@@ -125,5 +134,5 @@ class Trial:
             bench.pause(bench.settle_s)
         raise CannotDecideError(f"of {bench.slots} slots only {running} came back: {_AFRESH}")
 
-    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:
-        return wire_of(self._bench, schedule, broken)
+    def as_requests(self, schedule: Schedule, seen: Violation) -> dict[str, Any]:
+        return wire_of(self._bench, schedule, seen)

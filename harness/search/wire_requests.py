@@ -7,9 +7,9 @@ from harness.client.exchange import StreamClient
 from harness.client.session import canary_prompt
 from harness.conform.bench import Bench
 from harness.records import Delivery, Role, Way
-from harness.search.broken import Broken
+from harness.search.broken import WAITED_S, WAY, Broken, Violation
 from harness.search.play import BYSTANDER_TOKENS, longest_of
-from harness.search.requests import spec_of, text_of
+from harness.search.requests import is_greedy, spec_of, text_of
 from harness.search.schedule import Phase, Schedule, Visit
 from harness.workload.abandon import RequestSpec
 
@@ -21,27 +21,37 @@ _PLAIN_WAYS: Final = {
     Way.HALF_CLOSE: "half-close",
     Way.STOP_READING: "stop-reading",
 }
-_SEEN: Final = (
-    *(Broken.DEAD, Broken.WEDGED, Broken.LOST, Broken.HELD),
-    *(Broken.CUT, Broken.HUNG, Broken.TEXT, Broken.GAUGES),
-)
+_SEEN_BY: Final = {  # what of it repro.py sees
+    Broken.DEAD: "slots",
+    Broken.WEDGED: "slots",
+    Broken.LOST: "slots",
+    Broken.HELD: "slots",
+    Broken.CUT: "cut",
+    Broken.HUNG: "cut",
+    Broken.TEXT: "text",
+    Broken.GAUGES: "gauges",
+}
+_HELD_BY: Final = {"gauge": "gauges", "occupancy": "slots"}
 _OF_CONNECTION: Final = frozenset({"host", "connection", "accept-encoding", "content-length"})
 
 
-def wire_of(bench: Bench, schedule: Schedule, broken: Broken) -> dict[str, Any]:
+def wire_of(bench: Bench, schedule: Schedule, seen: Violation) -> dict[str, Any]:
     """Empty over gRPC, for ways to leave that a plain client does not have, and for what it does
     not see. All waits are in seconds; headers that the user gave are left out. `short`: a request
     that lasts until as many as slots run; `greedy`: the bystanders."""
-    client, ways = bench.session.client, {one.way for one in schedule.leaves}
-    if not isinstance(client, StreamClient) or not ways <= {*_PLAIN_WAYS} or broken not in _SEEN:
+    client, ways, by = bench.session.client, {one.way for one in schedule.leaves}, seen_by(seen)
+    if not isinstance(client, StreamClient) or not ways <= {*_PLAIN_WAYS} or by is None:
         return {}
     short = bench.short(bench.facts.together_tokens, role=Role.PROBE)
     greedy = bench.short(BYSTANDER_TOKENS, role=Role.CANARY)
     size, scale = greedy.prompt_tokens, bench.session.plan.prompt_scale
     texts = [canary_prompt(one + 1, tokens=size, scale=scale) for one in range(schedule.bystanders)]
+    metrics = bench.session.plan.target.metrics.items()
     return {
+        "seen_by": by,
+        "gauges": [source.name for role, source in metrics if role in ("running", "waiting")],
         "slots": bench.crowd(_SOME_SLOTS) if bench.facts.can_fill else _NO_SLOTS,
-        "settle_s": round(bench.settle_s, 3),
+        "settle_s": round(max(bench.settle_s, seen.evidence.get(WAITED_S, 0.0)), 3),
         "patience_s": round(longest_of(bench, schedule), 1),
         "short": _message(client, short, canary_prompt(0, tokens=size, scale=scale)),
         "greedy": [_message(client, greedy, text) for text in texts],
@@ -55,10 +65,17 @@ def wire_of(bench: Bench, schedule: Schedule, broken: Broken) -> dict[str, Any]:
                 "wait_s": round(visit.at * bench.step_s, 4),
                 "after": visit.after,
                 "leave": _leave(bench, visit),
+                "greedy": visit.leave is None and is_greedy(visit),
             }
             for number, visit in enumerate(schedule.visits)
         ],
     }
+
+
+def seen_by(seen: Violation) -> str | None:
+    """None: a plain client does not see it."""
+    way = seen.evidence.get(WAY)
+    return _SEEN_BY.get(seen.broken) if way is None else _HELD_BY.get(way)
 
 
 def _name(visit: Visit, number: int) -> str:

@@ -1,13 +1,27 @@
 """What a server owes a client, seen in how its request ended."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from harness.records import Outcome
-from harness.search.answers import of_visit, whose_words
+from harness.conform.bench import Bench
+from harness.experiments.idle_server import ServerFacts
+from harness.experiments.outcome import CannotDecideError
+from harness.records import Outcome, RequestRow
+from harness.search.answers import (
+    Texts,
+    may_refuse,
+    of_bystanders,
+    of_visit,
+    of_visits,
+    whose_words,
+)
 from harness.search.broken import Broken
-from harness.search.schedule import Leave, Visit
+from harness.search.play import Played
+from harness.search.schedule import Leave, Schedule, Visit
+from harness.workload.abandon import RequestSpec
+from harness.workload.workload import load_target
 from tests.made_up.rows import request_row
 
 STAYS = Visit(answer=8)
@@ -40,9 +54,33 @@ def test_a_cut_counts_as_long_as_the_client_is_there(visit: Visit) -> None:
 
 
 def test_a_server_with_a_queue_refuses_nobody_and_one_without_may() -> None:
-    refused: Any = {"outcome": Outcome.REJECTED, "status_code": 429}
+    refused: Any = {"outcome": Outcome.REJECTED, "status_code": 503}
     assert broken(STAYS, **refused) is Broken.CUT
     assert broken(STAYS, can_refuse=True, **refused) is None
+
+
+def test_a_queue_is_owed_to_as_many_as_were_seen_in_it() -> None:
+    facts = ServerFacts(slots=2, step_s=0.01, ttft_s=0.01, context=None)
+    schedule = Schedule(seed=1, visits=(STAYS,) * 5, bystanders=1)
+    assert not may_refuse(facts, schedule)
+    assert may_refuse(facts, schedule.with_visit(0, Visit(n=2)))
+    assert may_refuse(facts._replace(queue=3), schedule)
+    assert may_refuse(facts._replace(slots=None), schedule)
+
+
+def test_a_limit_of_requests_is_no_fault_and_ends_the_search() -> None:
+    row = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.REJECTED, status_code=429)
+    limited = Played(Schedule(seed=1, visits=(STAYS,)), [row], [])
+    assert not list(of_visits(limited, can_refuse=True))
+    with pytest.raises(CannotDecideError, match="it may limit how much is asked in a minute"):
+        list(of_visits(limited, can_refuse=False))
+
+
+def test_an_id_that_is_still_in_use_may_be_refused_but_not_cut() -> None:
+    same: Any = {"repeats": 0, "after": 0, "same_id": True}
+    again = Visit(answer=8, **same)
+    assert broken(again, outcome=Outcome.FAILED, status_code=500) is None
+    assert broken(again, outcome=Outcome.FAILED, status_code=200) is Broken.CUT
 
 
 def test_a_request_that_the_server_does_not_take_is_no_fault() -> None:
@@ -55,6 +93,11 @@ def test_only_a_client_that_stays_is_owed_an_end() -> None:
     assert broken(STAYS, outcome=Outcome.TIMED_OUT) is Broken.HUNG
 
 
+def test_a_client_that_could_not_leave_for_want_of_an_answer_was_owed_one() -> None:
+    assert broken(LEAVES, outcome=Outcome.CUT_OFF) is Broken.HUNG
+    assert broken(LEAVES, outcome=Outcome.CUT_OFF, abandoned_ns=5) is None
+
+
 def test_words_of_another_are_named() -> None:
     fox = "the quick brown fox jumps over the lazy dog"
     others = {"client 1": fox, "client 2": "something else"}
@@ -63,3 +106,66 @@ def test_words_of_another_are_named() -> None:
     assert whose_words(f"one two {fox}", alone, others, own=fox) is None
     assert whose_words("one two nobody has said anything like this", alone, others) is None
     assert whose_words("one two the quick", alone, others) is None, "that may be chance"
+
+
+class MadeUpBench:
+    """A server that answers `text` to each prompt, and `beside` if others run, too."""
+
+    ttft_s = step_s = 0.01
+
+    def __init__(self, text: str = "one two", *, beside: str = "") -> None:
+        self.text, self.beside = text, beside
+        self.running = 0
+        self.session = SimpleNamespace(
+            plan=SimpleNamespace(
+                target=load_target("reference"),
+                prompt_scale=SimpleNamespace(num_bytes=lambda tokens: tokens),
+            )
+        )
+        self.asked = SimpleNamespace(adapter=None)
+
+    def crowd(self, most: int) -> int:
+        return min(4, most)
+
+    def short(self, tokens: int, **more: Any) -> RequestSpec:
+        return RequestSpec(**{"user": 0, "max_tokens": tokens, "prompt_tokens": 32, **more})
+
+    def start(self, spec: RequestSpec, _text: str = "") -> Any:
+        self.running += 1
+        return SimpleNamespace(spec=spec, join=self._join)
+
+    def _join(self, _longest_s: float) -> RequestRow:
+        text = self.beside if self.beside and self.running > 1 else self.text
+        self.running -= 1
+        return whole(text)
+
+
+def whole(text: str) -> RequestRow:
+    return request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.COMPLETED, answer=text)
+
+
+@pytest.mark.parametrize(
+    ("beside", "then", "is_found"),
+    [("", "one two", True), ("one three", "one two", False), ("", "four", True)],
+)
+def test_a_text_that_changes_when_others_run_is_no_fault_and_one_that_is_wrong_for_good_is(
+    beside: str, then: str, is_found: bool
+) -> None:
+    bench = MadeUpBench()
+    texts = Texts(cast(Bench, bench))
+    texts.learn()
+    bench.beside, bench.text = beside, then
+    played = Played(Schedule(seed=1, visits=(LEAVES,), bystanders=1), [None], [whole("one four")])
+    assert bool(list(texts.of_bystanders(played))) is is_found
+    bench.text, stays = then, Schedule(seed=1, visits=(STAYS,))
+    found = list(texts.of_visits(Played(stays, [whole("one four")], [])))
+    assert bool(found) is is_found
+    assert not list(texts.of_visits(Played(stays, [whole(then)], [])))
+
+
+def test_how_streams_that_stay_have_ended() -> None:
+    cut, late = whole(""), whole("")
+    cut.outcome, late.outcome = Outcome.FAILED, Outcome.TIMED_OUT
+    stays = Schedule(seed=1, visits=(STAYS,), bystanders=3)
+    found = of_bystanders(Played(stays, [None], [whole("one"), cut, late, None]))
+    assert [one.broken for one in found] == [Broken.CUT, Broken.HUNG, Broken.HUNG]

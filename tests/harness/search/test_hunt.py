@@ -31,12 +31,12 @@ Wrong = Callable[[Schedule], bool]
 
 class MadeUpServer:
     """It holds a slot after a schedule that is `wrong`, and has grown when as many clients as
-    `grows_after` have left since its start. Each try takes a second."""
+    `grows_after` have left since its start. A schedule takes `play_s` seconds."""
 
     is_fresh = True
 
-    def __init__(self, wrong: Wrong, grows_after: float = inf) -> None:
-        self.wrong, self.grows_after = wrong, grows_after
+    def __init__(self, wrong: Wrong, grows_after: float = inf, play_s: float = 1) -> None:
+        self.wrong, self.grows_after, self.play_s = wrong, grows_after, play_s
         self.left = 0
         self.now_s = 0.0
         self.starts = 0
@@ -45,15 +45,14 @@ class MadeUpServer:
         return self.now_s
 
     def broken_by(self, schedule: Schedule) -> list[Violation]:
-        self.now_s += 1
+        self.now_s += self.play_s
         self.left += len(schedule.leaves)
         held = Violation(broken=Broken.HELD, said="1 of 4 slots is still held")
         return [held] if self.wrong(schedule) else []
 
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         self.refresh()
-        found = self.broken_by(schedule)
-        return found[0] if found and found[0].broken is broken else None
+        return next((one for one in self.broken_by(schedule) if one.broken is broken), None)
 
     def added_up(self) -> list[Violation]:
         self.now_s += 1
@@ -61,10 +60,16 @@ class MadeUpServer:
         return [grows] if self.left >= self.grows_after else []
 
     def added_by(
-        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
-    ) -> Added:
+        self,
+        broken: Broken,
+        schedules: Sequence[Schedule],
+        doing: Callable[[str], object],
+        until_s: float,
+    ) -> Added | None:
         self.refresh()
         for number, schedule in enumerate(schedules, start=1):
+            if self.now_s >= until_s:
+                return None
             found = self.broken_by(schedule)
             if found and found[0].broken is broken:
                 return Added(found[0], number)
@@ -75,7 +80,7 @@ class MadeUpServer:
         self.starts += 1
         self.left = 0
 
-    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:
+    def as_requests(self, schedule: Schedule, seen: Violation) -> dict[str, Any]:
         return {"requests": len(schedule.visits)}
 
 
@@ -125,6 +130,22 @@ def test_what_breaks_without_any_leave_is_no_finding_about_leaving() -> None:
     assert found
     assert not any(one.is_sure for one in found)
     assert all(one.control.hits for one in found)
+
+
+def test_what_breaks_whoever_leaves_is_followed_twice_and_hides_nothing_after_that() -> None:
+    server, found = MadeUpServer(lambda one: len(one.leaves) > 2), dict[int, SearchFinding]()
+    usual, held_by = Violation(broken=Broken.LOST, said="lost"), server.broken_by
+    server.broken_by = lambda schedule: [usual, *held_by(schedule)]  # type: ignore[method-assign]
+    hunt = Hunt(
+        server,
+        found=lambda one: found.update({one.number: one}),
+        played=lambda _: None,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    hunt.run(OFFERED, seed=1, seconds=300, themes=())
+    broken = Counter((one.broken, one.is_sure) for one in found.values())
+    assert (broken["lost", False], broken["held", True]) == (2, 1)
 
 
 def test_what_does_not_come_back_is_said_so() -> None:
@@ -205,9 +226,20 @@ def test_memory_that_is_lost_once_and_cannot_be_tried_again_is_no_sure_finding()
     assert one.sentence.endswith("It was seen once, and cannot be tried again without --restart.")
 
 
-def test_what_grows_without_leaves_is_no_finding() -> None:
-    found, _ = hunted(lambda _: False, 30, grows_after=0)
-    assert [one.is_sure for one in found] == [False]
+def test_what_grows_without_leaves_is_no_finding_and_one_try_of_each_shows_it() -> None:
+    (one,) = hunted(lambda _: False, 30, grows_after=0)[0]
+    assert not one.is_sure
+    assert (str(one.rate), str(one.control)) == ("1 of 1", "1 of 1")
+
+
+@pytest.mark.parametrize(("play_s", "rate"), [(20, "1 of 1"), (30, "0 of 0")])
+def test_a_row_that_is_not_played_to_its_end_is_no_try(play_s: float, rate: str) -> None:
+    """Ten minutes are left for a row of 24 schedules."""
+    found, server = hunted(lambda _: False, 24 * play_s, grows_after=40, play_s=play_s)
+    (one,) = found
+    assert (str(one.rate), one.is_sure) == (rate, False)
+    assert one.sentence.endswith("The time was up before it could be tried often enough.")
+    assert server.now_s <= 24 * play_s + 600 + play_s
 
 
 def test_a_slot_in_twenty_leaves_is_found_though_no_schedule_alone_loses_one() -> None:

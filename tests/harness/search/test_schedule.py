@@ -1,5 +1,7 @@
 """Schedules: drawn from a seed, kept as JSON, and made smaller."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,9 +16,12 @@ from harness.search.schedule import (
     Phase,
     Schedule,
     Visit,
+    check_playable,
     read_schedule,
     seen_in,
+    ways_of,
 )
+from harness.workload.workload import load_target
 
 OFFERED = Offered(
     slots=8,
@@ -58,6 +63,16 @@ def test_each_theme_is_drawn_and_can_be_asked_for_alone() -> None:
         assert any(draw(1, number, OFFERED, [name]).leaves for number in range(3)), name
     alone = draw(1, 0, OFFERED, ["alone"])
     assert [one.after for one in alone.visits] == [None, 0]
+
+
+@pytest.mark.parametrize(("slots", "running"), [(None, 16), (4, 4), (24, 24), (100, 40)])
+def test_slots_are_filled_up_to_forty(slots: int | None, running: int) -> None:
+    offered = replace(OFFERED, slots=slots)
+    visits = THEMES["queued"](random.Random(1), offered)
+    assert sum(one.at == 0.0 and one.after is None for one in visits) == running
+    assert len(visits) > running
+    for number in range(60):
+        draw(1, number, offered).check()
 
 
 def test_each_theme_meets_each_habit_before_any_pair_comes_again() -> None:
@@ -128,3 +143,36 @@ def test_a_file_that_is_no_schedule_is_refused_in_one_sentence(
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_schedule(file)
+
+
+REFERENCE, OPENAI, TRITON = (load_target(name) for name in ("reference", "openai", "triton"))
+
+
+def test_only_a_server_with_the_route_is_cancelled_by_it() -> None:
+    assert Way.CANCEL in ways_of(REFERENCE)
+    assert Way.CANCEL not in ways_of(OPENAI)
+    assert ways_of(REFERENCE)[0] is Way.FIN
+
+
+@pytest.mark.parametrize(
+    ("visit", "said"),
+    [
+        (Visit(leave=Leave(way=Way.KILLED)), "visit 0 leaves by `killed`, and the ways of clients"),
+        (Visit(leave=Leave(way=Way.CANCEL)), "of the kind openai are fin, rst, half_close, stop_r"),
+        (Visit(features=(Feature.ADAPTER,)), "visit 0 asks for an adapter: name one"),
+    ],
+)
+def test_a_schedule_that_no_client_of_this_kind_of_server_can_play_is_refused(
+    visit: Visit, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_playable(Schedule(seed=1, visits=(visit,)), OPENAI, adapter=None)
+
+
+def test_the_usual_way_over_http_is_the_usual_way_over_grpc_too() -> None:
+    """Schedules are drawn with it, and can be played again from their files."""
+    usual = Schedule(seed=1, visits=(Visit(leave=Leave(), features=(Feature.ADAPTER,)),))
+    check_playable(usual, TRITON, adapter="one")
+    reset = Schedule(seed=1, visits=(Visit(leave=Leave(way=Way.RST)),))
+    with pytest.raises(ConfigError, match="the kind triton are cancel, half_close"):
+        check_playable(reset, TRITON, adapter=None)

@@ -11,10 +11,12 @@ import pytest
 
 from harness.errors import ConfigError, TargetError
 from harness.place import Place
+from harness.records import Way
 from harness.run.process import Interruption, free_port
 from harness.run.progress import Progress
 from harness.search.keeper import listens
-from harness.search.search import SearchConfig, Starting, without_secrets
+from harness.search.schedule import Leave, Schedule, Visit
+from harness.search.search import SearchConfig, Starting, search, without_secrets
 from harness.store.run_folder import RunFolder
 
 LISTENS = "import socket, sys; a = socket.create_server(('127.0.0.1', {})); sys.stdin.read()"
@@ -103,3 +105,19 @@ def test_no_secret_of_the_restart_command_is_kept(restart: str, kept: str) -> No
 
 def test_a_command_line_without_restart_is_kept_as_it_is() -> None:
     assert without_secrets(["walkaway", "search"]) == ["walkaway", "search"]
+
+
+def test_a_schedule_that_cannot_be_played_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    config = SearchConfig(
+        target_url="http://127.0.0.1:1",
+        engine="openai",
+        restart="/no/such/server",
+        schedule=Schedule(seed=1, visits=(Visit(leave=Leave(way=Way.CANCEL)),)),
+        out=tmp_path / "out",
+    )
+    never = cast(Any, None)
+    with pytest.raises(ConfigError, match="--schedule: visit 0 leaves by `cancel`"):
+        search(config, show=never, progress=never, interruption=never)
+    assert not (tmp_path / "out").exists()

@@ -41,7 +41,8 @@ class MadeUp:
         bench: Any = SimpleNamespace(
             serves=lambda: self.serves,
             cleaning=cleaning,
-            facts=SimpleNamespace(can_fill=True),
+            facts=SimpleNamespace(can_fill=more.get("can_fill", True)),
+            wait_for_ghosts=lambda _: self.acts.append("wait"),
             slots=4,
             settle_s=10.0,
             pause=self._pause,
@@ -95,6 +96,12 @@ def test_else_a_try_waits_until_all_slots_are_free(tmp_path: Path) -> None:
     assert made.acts == ["begin"]
 
 
+def test_where_slots_cannot_be_counted_a_try_waits_until_no_answer_can_run(tmp_path: Path) -> None:
+    made = MadeUp(tmp_path, can_fill=False)
+    made.trial.refresh()
+    assert made.acts == ["wait", "begin"]
+
+
 @pytest.mark.parametrize(
     ("server", "said"),
     [
@@ -124,8 +131,9 @@ def test_the_log_of_the_latest_try_that_broke_something_is_kept(tmp_path: Path) 
 
 
 def added(made: MadeUp, broken: Broken, schedules: Sequence[Schedule]) -> tuple[str | None, int]:
-    seen, after = made.trial.added_by(broken, schedules, lambda _: None)
-    return (None if seen is None else seen.said), after
+    found = made.trial.added_by(broken, schedules, lambda _: None, until_s=60.0)
+    assert found is not None
+    return (None if found.seen is None else found.seen.said), found.after
 
 
 def test_what_adds_up_is_looked_at_after_the_last_and_all_else_after_each(tmp_path: Path) -> None:
@@ -136,3 +144,15 @@ def test_what_adds_up_is_looked_at_after_the_last_and_all_else_after_each(tmp_pa
     made.adds = [Violation(broken=Broken.GROWS, said="grows")]
     assert added(made, Broken.GROWS, [SCHEDULE] * 3) == ("grows", 3)
     assert added(made, Broken.MEMORY, [SCHEDULE] * 3) == (None, 3)
+
+
+def test_no_schedule_of_a_row_is_played_when_the_time_is_up(tmp_path: Path) -> None:
+    made, played = MadeUp(tmp_path, can_start=True), list[str]()
+
+    def doing(what: str) -> None:
+        played.append(what)
+        made.now_s += 20.0
+
+    made.adds = [Violation(broken=Broken.GROWS, said="grows")]
+    assert made.trial.added_by(Broken.GROWS, [SCHEDULE] * 3, doing, until_s=40.0) is None
+    assert played == ["schedule 1 of 3", "schedule 2 of 3"]
