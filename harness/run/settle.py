@@ -345,17 +345,17 @@ def probe_service(asker: Asker, *, longest_s: float) -> Probing:
 
 
 def read_health(client: httpx.Client, url: str) -> bool | None:
-    """None: there is no such page. Some servers answer any path with 200: LM Studio with an error
-    in JSON, others with the page for browsers."""
+    """False: a server error, or no answer. None: there is no such page, or it says nothing of
+    health, as a redirect or a page that wants another key. Some servers answer any path with 200:
+    LM Studio with an error in JSON, others with the page for browsers."""
     try:
         answer = client.get(f"{url}/health")
     except httpx.HTTPError:
         return False
-    if answer.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
-        return None
-    if answer.is_success and (_is_html(answer) or says_error(answer)):
-        return None
-    return answer.status_code == httpx.codes.OK
+    if answer.is_server_error:
+        return False
+    says_nothing = not answer.is_success or _is_html(answer) or says_error(answer)
+    return None if says_nothing else True
 
 
 def _is_html(answer: httpx.Response) -> bool:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -307,11 +307,11 @@ def what_is_held(
     "wedge/health",
     Level.MUST,
     "A server that says it is healthy generates.",
-    wire="Five times as many clients as slots run, as many queue, and all leave at once; one "
-    "request is sent then, another one after the settle time if it is not answered, and /health is "
-    "read.",
+    wire="/health is read. Five times as many clients as slots run, as many queue, and all leave "
+    "at once; one request is sent then, another one after the settle time if it is not answered. "
+    "If /health was good before, it is read again.",
     passes="this request or the second one is answered within 10 times its idle time, or 2 s; "
-    "/health says 200, or is not offered",
+    "/health, if it was good before the clients left, still is",
     methods="R",
     remedy="let /health fail when no request is answered any more",
     why="A router keeps sending requests to a server whose health page says 200.",
@@ -319,6 +319,7 @@ def what_is_held(
     caught=reports("NVIDIA/TensorRT-LLM#13713 vllm-project/vllm#53130 ggml-org/llama.cpp#27388"),
 )
 def health(bench: Bench) -> Finding:
+    was_healthy = _says_health(bench)
     never_stops = bench.known.never_stops is not None
     left = sum(storm(bench, leaver(bench)) for _ in range(1 if never_stops else STORMS))
     if never_stops:  # what was left runs on, and must not be taken for a wedge
@@ -328,15 +329,38 @@ def health(bench: Bench) -> Finding:
     if not (serves := _is_served(bench, limit_s)):
         bench.pause(max(0.0, settled_s - time.monotonic()))
         serves = _is_served(bench, limit_s)
-    is_healthy = Routes(bench.session.plan).health() if bench.session.plan.target.http else None
-    says = {True: "200", False: "not healthy", None: "not offered"}[is_healthy]
-    wrong = "it serves, but says that it does not" if is_healthy is False else None
+    is_healthy = _says_health(bench) if was_healthy else was_healthy
+    return judge_health(Health(was_healthy, is_healthy), left, serves=serves, limit_s=limit_s)
+
+
+class Health(NamedTuple):
+    """What /health says before and after clients left; None: nothing."""
+
+    before: bool | None
+    after: bool | None
+
+
+def judge_health(health: Health, left: int, *, serves: bool, limit_s: float) -> Finding:
+    """`serves`: a request was answered within `limit_s`. A page that was not good before the leaves
+    does not count: it may speak of other servers."""
+    says = {True: "healthy", False: "not healthy", None: "not offered"}[health.after]
+    wrong = None
+    if health.before and health.after is False:
+        wrong = "it serves, but says that it does not"
     if not serves:
         wrong = f"no answer in {limit_s:.2g} s, twice"
     after = f"after {left} clients have left (/health: {says})"
     evidence: Evidence = {"left": left, "health": says, "limit_s": round(limit_s, 3)}
     said = None if wrong is None else f"{wrong} {after}"
     return found(f"it serves {after}", said, evidence, Failure.NEVER)
+
+
+def _says_health(bench: Bench) -> bool | None:
+    plan = bench.session.plan
+    if not plan.target.http:
+        return None
+    with closing(Routes(plan)) as routes:
+        return routes.health()
 
 
 def _is_served(bench: Bench, limit_s: float) -> bool:

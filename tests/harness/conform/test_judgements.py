@@ -12,7 +12,7 @@ from harness.conform.bystanders import compared
 from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels, settled
 from harness.conform.cases.hops import judge_tax, tax
-from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
+from harness.conform.cases.leaks import Health, Used, judge_ghosts, judge_growth, judge_health
 from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
 from harness.conform.cases.next_request import SHORT, judge_lengths
 from harness.conform.cases.queue import _compared, leave_queue
@@ -89,6 +89,24 @@ def test_a_thousand_leaves_bound_the_rate_of_ghosts() -> None:
     assert found.evidence["rate_lower95"] == pytest.approx(0.00357, abs=1e-5)
     with pytest.raises(CannotDecideError, match=r"0\.99 %"):
         judge_ghosts(300, Count(0, 8, "occupancy"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "serves", "failure"),
+    [
+        (True, True, True, None),
+        (True, False, True, Failure.NEVER),
+        (False, False, True, None),  # as where it asks other servers
+        (None, None, True, None),
+        (True, True, False, Failure.NEVER),
+        (None, None, False, Failure.NEVER),
+    ],
+)
+def test_a_health_page_is_held_against_a_server_only_if_it_was_good_before(
+    before: bool | None, after: bool | None, *, serves: bool, failure: Failure | None
+) -> None:
+    found = judge_health(Health(before, after), 40, serves=serves, limit_s=2.0)
+    assert found.failure is failure, found.reason
 
 
 def test_the_pace_is_judged_only_if_its_interval_lies_on_one_side() -> None:

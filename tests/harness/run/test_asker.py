@@ -52,7 +52,10 @@ def asking(answer: Answer, clock_ns: Callable[[], int], *, health: int = 200) ->
     )
 
 
-@pytest.mark.parametrize(("status", "health"), [(200, True), (404, None), (503, False)])
+@pytest.mark.parametrize(
+    ("status", "health"),
+    [(200, True), (204, True), (307, None), (401, None), (404, None), (503, False)],
+)
 def test_a_server_that_serves_is_well(status: int, health: bool | None) -> None:
     probing = probe_service(asking(stream(*[TOKEN] * 4), clock(1), health=status), longest_s=30)
     assert (probing.sent, probing.healthy, probing.errors) == (3, health, [])
