@@ -9,12 +9,13 @@ the control does not repeat itself, texts must change far more often with leaves
 import time
 from collections.abc import Callable, Sequence
 from math import comb
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from harness.client.live_stream import LiveStream
 from harness.client.session import canary_prompt
 from harness.conform.bench import Bench
 from harness.conform.finding import Evidence, Finding
+from harness.experiments.idle_server import was_refused
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import whole
@@ -35,6 +36,7 @@ NO_GREEDY: Final = (
 UNLIKE_TEXTS: Final = "texts differ without any leave, too, and are not compared"
 STOP: Final = "stop"  # the finish reason of an answer that ended by itself, before its length
 Rows = list[RequestRow]
+Answered = TypeVar("Answered", bound=RequestRow | None)
 
 
 class UnlikeTextsError(CannotDecideError):
@@ -146,6 +148,18 @@ def greedy_when_admitted(bench: Bench, numbers: Sequence[int], tokens: int) -> R
                 rows[number] = rows_of([stream])[0]
         bench.pause(bench.step_s)
     return [rows[number] for number in numbers]
+
+
+def when_admitted(bench: Bench, send: Callable[[], Answered], *, other_s: float = 0.0) -> Answered:
+    """What `send` returns. A refused request is sent again for as long as a slot is waited for: its
+    slot, or its place in the queue, may come back a moment after a leave. `other_s`: the time for
+    which another request may have the slot first."""
+    until_s = time.monotonic() + bench.patience.filler_s + other_s
+    while True:
+        row = send()
+        if row is None or not was_refused(row) or time.monotonic() > until_s:
+            return row
+        bench.pause(bench.step_s)
 
 
 def compared(

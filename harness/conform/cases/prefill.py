@@ -1,7 +1,6 @@
 """A client leaves while its prompt is computed: what is still computed, and what the leave does to
 other clients."""
 
-import time
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -9,7 +8,7 @@ from typing import Final, NamedTuple
 
 from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
-from harness.conform.bystanders import leaver
+from harness.conform.bystanders import leaver, when_admitted
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound
@@ -179,8 +178,8 @@ def leave_prefill(bench: Bench) -> Finding:
 def harm(bench: Bench, finding: Finding) -> Finding:
     """The finding, unless a stream of this case failed that nobody had left."""
     for row in bench.rows():
-        if bench.facts.refuses and was_refused(row):
-            continue  # it came before the slot was free again
+        if was_refused(row):
+            continue  # it came before the slot was free again, or there is a limit a minute
         if row.outcome in (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED):
             said = f"a stream that was not left ended: {row.error or row.outcome}"
             return Finding(Failure.HARM, said, finding.evidence)
@@ -207,7 +206,10 @@ def retry_at_once(bench: Bench) -> Finding:
     rows: list[RequestRow | None] = []
 
     def answer(text: str) -> None:
-        rows.append(_answered(bench, prefill, text))
+        def send() -> RequestRow | None:
+            return bench.start(prefill.spec(), text).join(READY_S)
+
+        rows.append(when_admitted(bench, send, other_s=prefill.ttft_s))
 
     for number, share in enumerate(SHARES):
         bench.wire.begin_try(number)
@@ -216,33 +218,28 @@ def retry_at_once(bench: Bench) -> Finding:
         bench.pause(share * prefill.ttft_s)
         leaver.leave()
         bench.together([partial(answer, text), partial(answer, other)])
-    return _all_whole(rows, "a request after a leave in prefill", prefill)
-
-
-def _answered(bench: Bench, prefill: Prefill, text: str) -> RequestRow | None:
-    """Sent again while the server has no slot for it and refuses it. None: no answer."""
-    until_s = time.monotonic() + bench.patience.filler_s + prefill.ttft_s
-    while True:
-        row = bench.start(prefill.spec(), text).join(READY_S)
-        is_full = row is not None and bench.facts.refuses and was_refused(row)
-        if not is_full or time.monotonic() > until_s:
-            return row
-        bench.pause(bench.step_s)
+        if any(row is not None and was_refused(row) for row in rows):
+            break  # as by a limit a minute: the next tries would be refused, too
+    return judge_answers(rows, "a request after a leave in prefill", prefill)
 
 
 def prompt_of(bench: Bench, prefill: Prefill) -> str:
     return bench.session.prompt(prefill.spec(), n=bench.rng.getrandbits(32))
 
 
-def _all_whole(rows: list[RequestRow | None], what: str, prefill: Prefill) -> Finding:
+def judge_answers(rows: list[RequestRow | None], what: str, prefill: Prefill) -> Finding:
+    """`rows`: None is no answer. Raises CannotDecideError if the server refused a request."""
     whole = [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
     evidence: Evidence = {"asked": len(rows), "whole": len(whole), **prefill.evidence}
     if None in rows:
         said = f"{what} was not answered within {READY_S:g} s"
         return Finding(Failure.NEVER, said, evidence)
-    for row in rows:
-        if row is not None and row.outcome is not Outcome.COMPLETED:
+    others = [row for row in rows if row is not None and row.outcome is not Outcome.COMPLETED]
+    for row in others:
+        if not was_refused(row):
             return Finding(Failure.HARM, f"{what} failed: {row.error or row.outcome}", evidence)
+    if others:
+        raise CannotDecideError(f"{what} was refused: {others[0].error}")
     return Finding(None, f"{len(whole)} of {len(rows)} were answered whole", evidence)
 
 
@@ -282,5 +279,5 @@ def beside(bench: Bench) -> Finding:
         if rows[-1] is None or rows[-1].outcome is not Outcome.COMPLETED:
             break
         tries.append(bench.full_slots.time_probe(bench.start(bench.probe())))
-    finding = _all_whole(rows, "a long prompt, computed as another stream was left,", prefill)
+    finding = judge_answers(rows, "a long prompt, computed as another stream was left,", prefill)
     return finding if finding.failure is not None else judged(bench, tries, before, prefill)

@@ -27,9 +27,11 @@ from harness.conform.bystanders import (
     leave_each,
     rows_of,
     wait_each,
+    when_admitted,
 )
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
+from harness.experiments.idle_server import was_refused
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level
@@ -110,6 +112,8 @@ def _one_round(
         raise NoGreedyTextError(NO_GREEDY)
     if one != other:
         raise CannotDecideError("two controls of one greedy request, without any leave, differ")
+    if was_refused(row):
+        raise CannotDecideError(f"the request was refused after the leave: {row.error}")
     if row.outcome is not Outcome.COMPLETED:
         return one, f"({row.error or row.outcome})"
     seen = row.answer or ""
@@ -133,7 +137,7 @@ def left_first(bench: Bench, leave: Callable[[LiveStream], object]) -> Act:
     def act(spec: RequestSpec, text: str) -> tuple[RequestRow, LiveStream]:
         stream = bench.start(spec, text)
         leave(stream)
-        return bench.ask(spec, text), stream
+        return when_admitted(bench, lambda: bench.ask(spec, text)), stream
 
     return act
 
@@ -212,7 +216,7 @@ def in_queue(bench: Bench) -> Finding:
         leave_each(bench, [queued])
         rows_of(before)
         bench.pause(spec.max_tokens * bench.step_s)  # a forgotten request runs no longer than this
-        return bench.ask(spec, text), queued
+        return when_admitted(bench, lambda: bench.ask(spec, text)), queued
 
     return same_text(bench, bench.whole, act)
 

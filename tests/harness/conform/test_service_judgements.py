@@ -13,9 +13,11 @@ from harness.conform.cases.cancel_api import judge_labels_of_cancelled
 from harness.conform.cases.leaks import Used, judge_growth
 from harness.conform.cases.limits import Deadlines, judge_deadlines, judge_refusals
 from harness.conform.cases.pooling import judge
+from harness.conform.cases.prefill import Prefill, harm, judge_answers
 from harness.conform.cases.resume import Resumable
-from harness.conform.cases.same_request import judge_texts, uncached
+from harness.conform.cases.same_request import judge_texts, left_first, uncached
 from harness.conform.cases.silences import Silence
+from harness.conform.finding import Finding
 from harness.conform.routes import Reply
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Outcome, RequestRow
@@ -31,6 +33,62 @@ def test_another_text_must_come_for_two_prompts() -> None:
     assert (found.failure, found.evidence["after_the_leave"]) == (Failure.HARM, "abd")
     with pytest.raises(CannotDecideError, match="only once"):
         judge_texts([("abc", "abd")], 4)
+
+
+def one(outcome: Outcome, **more: Any) -> RequestRow:
+    return request_row("r", sent_ns=0, ended_ns=S, outcome=outcome, **more)
+
+
+ANSWERED, BROKEN = one(Outcome.COMPLETED), one(Outcome.FAILED, status_code=200)
+FULL = one(Outcome.REJECTED, status_code=429)
+
+
+def queueing(*rows: RequestRow, patience_s: float = 60.0) -> Any:
+    """A bench on a server with a queue, whose next requests end like this."""
+    coming = iter(rows)
+    return SimpleNamespace(
+        facts=SimpleNamespace(refuses=False),
+        patience=SimpleNamespace(filler_s=patience_s),
+        step_s=0.01,
+        pause=lambda _: None,
+        start=lambda *_: SimpleNamespace(),
+        ask=lambda *_: next(coming),
+        rows=lambda: rows,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "patience_s", "got"),
+    [([ANSWERED], 60.0, ANSWERED), ([FULL, FULL, ANSWERED], 60.0, ANSWERED), ([FULL], -1.0, FULL)],
+)
+def test_a_request_is_asked_again_while_a_full_server_refuses_it(
+    rows: list[RequestRow], patience_s: float, got: RequestRow
+) -> None:
+    """Its place may come back a moment after the leave, also on a server with a queue."""
+    act = left_first(queueing(*rows, patience_s=patience_s), lambda _: None)
+    assert act(cast(Any, None), "a prompt")[0] is got
+
+
+@pytest.mark.parametrize(
+    ("rows", "failure"),
+    [
+        ([ANSWERED, ANSWERED], None),
+        ([ANSWERED, None], Failure.NEVER),
+        ([FULL, BROKEN], Failure.HARM),
+    ],
+)
+def test_requests_after_a_leave_are_whole(
+    rows: list[RequestRow | None], failure: Failure | None
+) -> None:
+    assert judge_answers(rows, "a request", Prefill(100, 0.5, 0.1)).failure is failure
+
+
+def test_a_refusal_is_no_harm() -> None:
+    with pytest.raises(CannotDecideError, match="was refused"):
+        judge_answers([ANSWERED, FULL], "a request", Prefill(100, 0.5, 0.1))
+    good = Finding(None, "in time", {})
+    assert harm(queueing(ANSWERED, FULL), good) is good
+    assert harm(queueing(ANSWERED, BROKEN), good).failure is Failure.HARM
 
 
 def test_a_bypass_of_the_cache_has_a_new_name_each_time() -> None:
