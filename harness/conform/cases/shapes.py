@@ -71,7 +71,8 @@ def half_close(bench: Bench) -> Finding:
         raise CannotDecideError(f"the stream could not leave: {row.error or row.outcome}")
     came = row.tokens_read + (row.tokens_after_leaving or 0)
     evidence: Evidence = {"tokens": came, "finish_reason": row.finish_reason}
-    if row.finish_reason not in (None, ABORT):
+    is_whole = row.finish_reason is not None or came >= HALF_CLOSED_TOKENS  # some say no reason
+    if is_whole and row.finish_reason != ABORT:
         return Finding(None, "a half-closed client is answered whole", evidence)
     if bench.known.never_stops is not None:  # the rest of that answer may still hold a slot
         bench.pause(HALF_CLOSED_TOKENS * bench.step_s)

@@ -16,7 +16,7 @@ from harness.conform.cases.leaks import Health, Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
 from harness.conform.cases.next_request import SHORT, judge_lengths
 from harness.conform.cases.queue import _compared, leave_queue
-from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
+from harness.conform.cases.shapes import STALLED_BYTES, half_close, judge_pause
 from harness.conform.finding import Finding
 from harness.conform.routes import Reply
 from harness.experiments.held import Count
@@ -311,6 +311,32 @@ def test_a_pause_is_judged_only_if_the_server_saw_it() -> None:
         judge_pause(some, fewer, some, STALLED_BYTES)
     broken = row("a", outcome=Outcome.FAILED, error="the connection was closed")
     assert judge_pause(row("abc"), row("abc"), broken, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "later", "failure"),
+    [
+        ("length", 32, None),
+        (None, 32, None),  # many servers give no reason
+        (None, 2, Failure.NEVER),
+        ("abort", 2, Failure.NEVER),
+    ],
+)
+def test_a_half_closed_client_with_all_its_tokens_is_answered_whole(
+    reason: str | None, later: int, failure: Failure | None
+) -> None:
+    left = row("a", outcome=Outcome.ABANDONED, tokens_read=8, finish_reason=reason)
+    left.tokens_after_leaving = later
+    stream = SimpleNamespace(wait_tokens=lambda *_: True, leave=lambda _: None, join=lambda _: left)
+    bench: Any = SimpleNamespace(
+        start=lambda _: stream,
+        short=lambda _: None,
+        settle_s=1.0,
+        step_s=0.01,
+        known=SimpleNamespace(never_stops=None),
+        recoveries=SimpleNamespace(find=lambda **_: Finding(Failure.NEVER, "never", {})),
+    )
+    assert half_close(bench).failure is failure
 
 
 def test_a_page_is_read_until_it_is_final_or_the_settle_time_is_over() -> None:
