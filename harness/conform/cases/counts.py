@@ -229,7 +229,7 @@ def read_to_eof(bench: Bench) -> Finding:
     caught=reports("vllm-project/production-stack#1072 llm-d/llm-d-router#1739"),
 )
 def rest(bench: Bench) -> Finding:
-    before = bench.pages.counters()
+    before = settled(bench, bench.pages.counters, _is_idle)  # gauges may be late
     gauges = [role for role in GAUGES if role in before]
     if not gauges:
         raise RefusedError("the server shows no gauge")
@@ -256,6 +256,10 @@ def rest(bench: Bench) -> Finding:
     if unmoved := [role for role in gauges if role not in moved]:
         good += f"; the load did not move {', '.join(unmoved)}"
     return found(good, "; ".join(wrong) or None, evidence, Failure.NEVER)
+
+
+def _is_idle(now: Values) -> bool:
+    return not now.get("running") and not now.get("waiting")
 
 
 def _waits_on_idle(bench: Bench, before: Values) -> Finding | None:

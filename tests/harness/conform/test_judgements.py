@@ -1,7 +1,9 @@
 """Conclusions of cases from figures; the cases on real servers are in tools/truth."""
 
 import json
+import random
 from collections.abc import Mapping
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +12,7 @@ import pytest
 from harness.conform.bench import Bench
 from harness.conform.bystanders import compared
 from harness.conform.cases.cancel_api import judge_answers
-from harness.conform.cases.counts import judge_labels, settled
+from harness.conform.cases.counts import judge_labels, rest, settled
 from harness.conform.cases.hops import judge_tax, tax
 from harness.conform.cases.leaks import Health, Used, judge_ghosts, judge_growth, judge_health
 from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
@@ -345,6 +347,42 @@ def test_a_page_is_read_until_it_is_final_or_the_settle_time_is_over() -> None:
     assert settled(bench, lambda: next(moved), lambda seen: seen >= 20) == 20
     bench.settle_s = 0.0
     assert settled(bench, lambda: 5, lambda seen: seen >= 20) == 5
+
+
+@pytest.mark.parametrize("stale", [{"running": 1.0}, {"waiting": 3.0}])
+def test_gauges_that_still_show_the_case_before_are_waited_for(stale: dict[str, float]) -> None:
+    left = row("a", outcome=Outcome.ABANDONED)
+    stream: Any = SimpleNamespace(has_ended=False, tokens=1, join=lambda _: left)
+    stream.leave = lambda: setattr(stream, "has_ended", True)
+    started: list[Any] = []
+    reads = count()
+
+    def counters() -> dict[str, float]:
+        running = float(sum(not one.has_ended for one in started))
+        shown = {"running": running, "waiting": running}
+        return shown | stale if next(reads) < 3 else shown
+
+    def start(_: object) -> Any:
+        started.append(stream)
+        return stream
+
+    bench: Any = SimpleNamespace(
+        pages=SimpleNamespace(counters=counters),
+        facts=SimpleNamespace(has_queue=False),
+        known=SimpleNamespace(never_stops=None),
+        crowded=1,
+        rng=random.Random(0),
+        settle_s=60.0,
+        ttft_s=0.01,
+        step_s=0.01,
+        long=lambda: None,
+        short=lambda _: None,
+        whole=lambda _: row("a"),
+        pause=lambda _: None,
+        start=start,
+    )
+    found = rest(bench)
+    assert found.failure is None, found.reason
 
 
 @pytest.mark.parametrize(("took_s", "cached"), [(0.9, False), (0.3, False), (0.01, True)])
