@@ -12,7 +12,7 @@ import pytest
 from harness.conform.bench import Bench
 from harness.conform.bystanders import compared
 from harness.conform.cases.cancel_api import judge_answers
-from harness.conform.cases.counts import judge_labels, rest, settled
+from harness.conform.cases.counts import judge_labels, rest, settled, surely_read
 from harness.conform.cases.hops import judge_tax, tax
 from harness.conform.cases.leaks import Health, Used, judge_ghosts, judge_growth, judge_health
 from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
@@ -347,6 +347,15 @@ def test_a_page_is_read_until_it_is_final_or_the_settle_time_is_over() -> None:
     assert settled(bench, lambda: next(moved), lambda seen: seen >= 20) == 20
     bench.settle_s = 0.0
     assert settled(bench, lambda: 5, lambda seen: seen >= 20) == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "tokens"), [(None, 64), (0.0, 64), (0.05, 60)], ids=["exact", "no error", "estimated"]
+)
+def test_only_tokens_that_were_surely_read_must_be_counted(
+    error: float | None, tokens: int
+) -> None:
+    assert surely_read(row("a", tokens_read=64, tokens_error=error)) == tokens
 
 
 @pytest.mark.parametrize("stale", [{"running": 1.0}, {"waiting": 3.0}])
