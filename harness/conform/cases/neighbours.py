@@ -18,6 +18,7 @@ from harness.conform.bench import Bench
 from harness.conform.bystanders import Rows, compared, leaver, one_by_one, rows_of, start_greedy
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
+from harness.conform.judgement import LEAST_STEP_S
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import is_refused
@@ -28,6 +29,7 @@ from harness.store.conform_result import Failure, Level
 TOKENS: Final = 96  # of a greedy answer
 QUICK_TOKENS: Final = 40
 PACE_TOKENS: Final = 48  # of a turn: more and shorter turns narrow the interval sooner
+PIECES: Final = 3  # of a turn, at least, where many tokens come at once
 MOST_STREAMS: Final = 8  # that are compared; as many clients come and go
 VISIT_TOKENS: Final = (3, 12)  # that a client reads before it goes
 FEWEST_VISITS: Final = 3
@@ -67,9 +69,10 @@ def text(bench: Bench) -> Finding:
     caught=reports("BerriAI/litellm#36429"),
 )
 def pace(bench: Bench) -> Finding:
+    tokens = tokens_of_a_turn(bench.facts.flush_tokens)
     turns: list[tuple[float, float]] = []
     while True:
-        control, act = (beside(bench, leaving=one, tokens=PACE_TOKENS) for one in (False, True))
+        control, act = (beside(bench, leaving=one, tokens=tokens) for one in (False, True))
         turns.append((p99_gap(control), p99_gap(act)))
         if len(turns) < FEWEST_TURNS:
             continue
@@ -80,11 +83,18 @@ def pace(bench: Bench) -> Finding:
                 raise
 
 
+def tokens_of_a_turn(flush_tokens: float) -> int:
+    return max(PACE_TOKENS, int(PIECES * flush_tokens))
+
+
 def p99_gap(rows: Sequence[RequestRow]) -> float:
-    gaps = [late - early for row in rows for early, late in pairwise(row.token_times_ns)]
-    if len(gaps) < 2:
+    """Of the gaps between pieces, in seconds: tokens of one piece, which may be read in parts, have
+    none. Raises CannotDecideError without two of them."""
+    between = (late - early for row in rows for early, late in pairwise(row.token_times_ns))
+    gaps_s = [gap_ns / 1e9 for gap_ns in between if gap_ns >= 1e9 * LEAST_STEP_S]
+    if len(gaps_s) < 2:
         raise CannotDecideError("the answers came in one piece: they show no pace")
-    return quantiles(gaps, n=100, method="inclusive")[-1] / 1e9
+    return quantiles(gaps_s, n=100, method="inclusive")[-1]
 
 
 def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
-from itertools import count
+from itertools import chain, count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +15,14 @@ from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels, rest, settled, surely_read
 from harness.conform.cases.hops import judge_tax, tax
 from harness.conform.cases.leaks import Health, Used, judge_ghosts, judge_growth, judge_health
-from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
+from harness.conform.cases.neighbours import (
+    PIECES,
+    AnsweredBeforeError,
+    judge_pace,
+    p99_gap,
+    tokens_of_a_turn,
+    were_there,
+)
 from harness.conform.cases.next_request import SHORT, judge_lengths
 from harness.conform.cases.queue import _compared, leave_queue
 from harness.conform.cases.shapes import STALLED_BYTES, half_close, judge_pause
@@ -118,6 +125,21 @@ def test_the_pace_is_judged_only_if_its_interval_lies_on_one_side() -> None:
     assert slow.evidence["p99_ratio"] == pytest.approx((2.1 * 2 * 2) ** (1 / 3), abs=1e-3)
     with pytest.raises(CannotDecideError):
         judge_pace([(0.010, 0.010), (0.010, 0.030), (0.020, 0.010)])
+
+
+@pytest.mark.parametrize("parted_ns", [0, 2_000])
+@pytest.mark.parametrize(("flush", "tokens"), [(1, 48), (16, 48), (64, 192), (200, 600)])
+def test_a_pace_is_that_of_pieces_however_large(flush: int, tokens: int, parted_ns: int) -> None:
+    """All tokens of a piece come at once, or are read in two parts."""
+    assert tokens_of_a_turn(flush) == tokens
+    pieces = [
+        [int(1e9 * number * 0.3) + (parted_ns if one > flush / 2 else 0) for one in range(flush)]
+        for number in range(PIECES)
+    ]
+    times = list(chain(*pieces))
+    assert p99_gap([row("a", token_times_ns=times)]) == pytest.approx(0.3, rel=1e-4)
+    with pytest.raises(CannotDecideError, match="one piece"):
+        p99_gap([row("a", token_times_ns=pieces[0])] * 8)
 
 
 def grown(*, leave: float, answer: float, handle: float = 0.0) -> list[Used]:
