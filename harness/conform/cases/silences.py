@@ -5,6 +5,7 @@ tool call, writes nothing for many steps. One that sees a disconnect only when i
 leave in such a silence at its end.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,8 @@ from harness.conform.bench import Bench
 from harness.conform.bystanders import leave_each, rows_of
 from harness.conform.case import FREED, case, reports
 from harness.conform.finding import Finding
+from harness.conform.judgement import AT_ONCE
+from harness.experiments.idle_server import PROBE_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow
@@ -53,8 +56,14 @@ class Silence(NamedTuple):
             raise CannotDecideError("a stream that was to leave in its silence had ended")
 
 
-def leave_in_silence(bench: Bench, spec: RequestSpec, silence: Silence) -> Finding:
+def leave_in_silence(
+    bench: Bench, spec: RequestSpec, silence: Silence, *, prompt_s: float
+) -> Finding:
+    """`prompt_s`: the time of its prompt, which may be in flight in a silence before the first
+    token."""
     inside = 0
+    in_flight = 0.0 if silence.tokens else prompt_s / bench.step_s
+    bound = AT_ONCE._replace(steps=round(AT_ONCE.steps + in_flight, 2))
     until = silence.tokens + int(silence.lasts_s / bench.step_s)
     longest = max(until, bench.patience.longest_read)
     bench.patience = bench.patience._replace(longest_read=longest)
@@ -64,7 +73,7 @@ def leave_in_silence(bench: Bench, spec: RequestSpec, silence: Silence) -> Findi
         silence.wait(bench, leaver)
         inside += leaver.tokens <= silence.tokens
 
-    finding = bench.recoveries.find(spec, ready=ready, queues_first=False)
+    finding = bench.recoveries.find(spec, ready=ready, queues_first=False, bound=bound)
     steps = silence.lasts_s / bench.step_s
     return finding._replace(
         reason=f"left in a silence of {steps:.1f} steps: {finding.reason}",
@@ -77,6 +86,13 @@ def leave_in_silence(bench: Bench, spec: RequestSpec, silence: Silence) -> Findi
     )
 
 
+def first_token_s(bench: Bench, spec: RequestSpec) -> float:
+    """Until the first token of such a request, whose answer ends there: a server cannot wait for
+    more of it before it writes."""
+    row = bench.ask(replace(spec, max_tokens=PROBE_TOKENS))
+    return ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
+
+
 @case(
     "silence/leave",
     Level.MUST,
@@ -85,8 +101,9 @@ def leave_in_silence(bench: Bench, spec: RequestSpec, silence: Silence) -> Findi
     "full slots, streams close their connections in the middle of that silence, by the clock; a "
     "short request comes then.",
     passes="the short request's first token comes at most 4 steps later than on the idle server at "
-    "the median of the tries, and at most 12 in each; where no silence is longer than 3 steps, the "
-    "figures of stream/fin-decode hold",
+    "the median of the tries, and at most 12 in each, as in stream/before-first if the silence is "
+    "before the first token; where no silence is longer than 3 steps, the figures of "
+    "stream/fin-decode hold",
     methods="P",
     why="Clients leave when nothing comes. A test that leaves right after a token never does.",
     remedy=REMEDY,
@@ -98,7 +115,7 @@ def in_silence(bench: Bench) -> Finding:
     if silence.tokens and steps < LONG_SILENCE:
         said = f"the longest silence of an answer is {steps:.1f} steps: none to leave in"
         return Finding(None, said, {"silence_ms": round(1e3 * silence.lasts_s, 1)})
-    return leave_in_silence(bench, bench.long(), silence)
+    return leave_in_silence(bench, bench.long(), silence, prompt_s=bench.ttft_s)
 
 
 def tool_call() -> dict[str, Any]:
@@ -119,7 +136,8 @@ def tool_call() -> dict[str, Any]:
     wire="Chat requests whose answer is a tool call. A control shows where their longest silence "
     "is; streams close their connections in its middle, by the clock, behind full slots. Before "
     "that, one stream closes in its silence while another tool call runs, whose client stays.",
-    passes=f"{FREED}; the call that stays is answered whole",
+    passes=f"{FREED}, as in stream/before-first if the silence is before the first token; the call "
+    "that stays is answered whole",
     methods="P B",
     why="The arguments of a call are parsed before they are sent, so a server may write nothing "
     "for a whole answer.",
@@ -132,6 +150,7 @@ def tools(bench: Bench) -> Finding:
     asked = {"path": path, "body": tool_call()}
     look = bench.short(LOOK_TOKENS, **asked)
     silence = Silence.of(bench.offered(look, "a request with tools"))
+    prompt_s = 0.0 if silence.tokens else first_token_s(bench, look)
     stays, leaves = bench.start(look), bench.start(bench.long(**asked))
     silence.wait(bench, leaves)
     leave_each(bench, [leaves])
@@ -139,4 +158,4 @@ def tools(bench: Bench) -> Finding:
     if row.outcome is not Outcome.COMPLETED:
         said = f"a tool call was not answered whole when another one was left: {row.error}"
         return Finding(Failure.HARM, said, {})
-    return leave_in_silence(bench, bench.long(**asked), silence)
+    return leave_in_silence(bench, bench.long(**asked), silence, prompt_s=prompt_s)

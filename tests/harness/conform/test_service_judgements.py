@@ -16,15 +16,19 @@ from harness.conform.cases.pooling import judge
 from harness.conform.cases.prefill import Prefill, harm, judge_answers
 from harness.conform.cases.resume import Resumable
 from harness.conform.cases.same_request import judge_texts, left_first, uncached
-from harness.conform.cases.silences import Silence
+from harness.conform.cases.silences import Silence, first_token_s, leave_in_silence
 from harness.conform.finding import Finding
+from harness.conform.judgement import Bound
 from harness.conform.routes import Reply
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import Patience
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure
+from harness.workload.abandon import RequestSpec
 from tests.made_up.rows import request_row
 
 S = 1_000_000_000
+PATIENCE = Patience(2.0, 200, 2.0, 3.0)
 
 
 def test_another_text_must_come_for_two_prompts() -> None:
@@ -146,6 +150,38 @@ def test_the_longest_silence_is_counted_in_tokens(
 def test_an_answer_without_tokens_has_no_silence() -> None:
     with pytest.raises(CannotDecideError):
         Silence.of(answer([], tokens=0))
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(12, 4.0), (0, 54.0)])
+def test_a_prompt_may_be_in_flight_in_a_silence_before_the_first_token(
+    tokens: int, steps: float
+) -> None:
+    bounds: list[Bound] = []
+
+    def find(_: object, *, bound: Bound, **_more: object) -> Finding:
+        bounds.append(bound)
+        return Finding(None, "in time", {})
+
+    bench = SimpleNamespace(step_s=0.02, patience=PATIENCE, recoveries=SimpleNamespace(find=find))
+    spec = RequestSpec(user=0, max_tokens=100, prompt_tokens=24)
+    leave_in_silence(cast(Any, bench), spec, Silence(tokens, 1.2), prompt_s=1.0)
+    assert bounds == [Bound(steps, 4.0)]
+
+
+@pytest.mark.parametrize(("first_ns", "took_s"), [(S // 2, 0.5), (None, 1.0)])
+def test_a_prompt_takes_until_the_first_token_or_the_end(
+    first_ns: int | None, took_s: float
+) -> None:
+    """Of an answer without more tokens, for which a server could wait before it writes."""
+    asked: list[RequestSpec] = []
+
+    def ask(spec: RequestSpec) -> RequestRow:
+        asked.append(spec)
+        return one(Outcome.COMPLETED, first_token_ns=first_ns)
+
+    spec = RequestSpec(user=0, max_tokens=64, prompt_tokens=24)
+    assert first_token_s(cast(Any, SimpleNamespace(ask=ask)), spec) == took_s
+    assert asked[0].max_tokens < 4
 
 
 def test_documents_of_a_client_that_left_may_not_hold_up_the_next_one() -> None:
