@@ -206,3 +206,10 @@ def test_readings_are_kept_until_nobody_asks_for_them() -> None:
     readings.forget(times_s[4])
     assert readings.columns()[0].tolist() == times_s[4:].tolist()
     assert [one.at_s for one in readings.since(times_s[6])] == times_s[6:].tolist()
+
+
+def test_gauges_that_come_with_one_report_are_equally_late() -> None:
+    """Else a watch by memory takes nothing off, and a latency is a step too long."""
+    gauges = load_target("reference").metrics
+    assert gauges["kv_usage"].late_steps == gauges["running"].late_steps
+    assert gauges["kv_usage"].late_steps is not None
