@@ -29,6 +29,7 @@ _ROWS_AT_ONCE: Final = 20_000
 _LIST: Final = pa.list_(pa.int64())
 _NEVER_NS: Final = np.iinfo(np.int64).max // 2
 _MOST_UNSEEN: Final = 2  # tokens of an answer that no event shows, such as one that ends it
+_HIDES: Final = 2.0  # times the tokens that were shown: fewer may be events that brought more
 
 
 def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Ints]:
@@ -182,10 +183,10 @@ def tokens_read(requests: pd.DataFrame) -> Floats:
 def tokens_shown(requests: pd.DataFrame) -> Floats:
     """As `tokens_read`, without reasoning that a server counts and does not show. A row that
     counted in calibrated events has it if the final count is more than its events can have
-    brought."""
+    brought: twice as much, beyond the error, which is a share of the true count."""
     tokens, shown = tokens_read(requests), requests["tokens_read"].to_numpy(dtype=float)
     error = requests["tokens_error"].to_numpy(dtype=float, na_value=np.nan)
-    return np.where(tokens > shown * (1 + error) + _MOST_UNSEEN, shown, tokens)
+    return np.where(tokens * (1 - error) > _HIDES * shown + _MOST_UNSEEN, shown, tokens)
 
 
 def _scale(requests: pd.DataFrame) -> Floats:

@@ -117,7 +117,7 @@ def _end(summary: Summary | ArmsSummary, figures_left: int, *, shows_all: bool) 
         notes = sum(one.level == "info" for one in summary.validity)
         counts = ((figures_left, "figures"), (notes, "notes"))
         left = " and ".join(quantity(n, noun) for n, noun in counts if n)
-        yield Text(f"{left} more: in the report" if left else "", style="dim")
+        yield Text(f"{left} are not shown here" if left else "", style="dim")
 
 
 def statement(said: Remark) -> Text:

@@ -18,7 +18,7 @@ from harness.conform.finding import Evidence, Finding
 from harness.experiments.idle_server import was_refused
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
-from harness.experiments.streams import whole
+from harness.experiments.streams import STOP, whole
 from harness.records import Delivery, Outcome, RequestRow, Role, Way
 from harness.store.conform_result import Failure
 from harness.workload.abandon import RequestSpec
@@ -34,7 +34,7 @@ NO_GREEDY: Final = (
     "the server has no greedy text: answers to one prompt differ from their first word on"
 )
 UNLIKE_TEXTS: Final = "texts differ without any leave, too, and are not compared"
-STOP: Final = "stop"  # the finish reason of an answer that ended by itself, before its length
+_AGAIN_S: Final = 0.1  # at least, between a refusal and the same request once more
 Rows = list[RequestRow]
 Answered = TypeVar("Answered", bound=RequestRow | None)
 
@@ -159,7 +159,7 @@ def when_admitted(bench: Bench, send: Callable[[], Answered], *, other_s: float 
         row = send()
         if row is None or not was_refused(row) or time.monotonic() > until_s:
             return row
-        bench.pause(bench.step_s)
+        bench.pause(max(bench.step_s, _AGAIN_S))
 
 
 def compared(

@@ -134,6 +134,8 @@ class Held:
         count = self._at_once()
         if not count.held and count.way != "occupancy" and not self._streams.could_run():
             raise CannotDecideError("the answers that were left have ended by themselves by now")
+        if not count.held:
+            self._streams.check_ran_on()
         return count
 
     def _at_once(self) -> Count:

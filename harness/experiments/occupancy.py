@@ -5,7 +5,7 @@ of slots still held. A server that refuses requests beyond its slots refuses tha
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Final, NamedTuple
 
@@ -24,11 +24,14 @@ _FEWEST_TOKENS: Final = 12
 class Counted(NamedTuple):
     """Requests sent at once. `at_once`: the most that ran together or, where requests beyond the
     slots are refused, how many were served. `waiting`: how many got no token; `refused`: how many
-    of these were refused."""
+    of these were refused. `first_ns`: when the first tokens came; `begun_ns`: the longest time from
+    a request's sending to its first token."""
 
     at_once: int
     waiting: int
     refused: int = 0
+    first_ns: Sequence[int] = ()
+    begun_ns: int = 0
 
 
 class Occupancy:
@@ -45,13 +48,18 @@ class Occupancy:
         left = leave()
         server = self._streams
         settled_ns = time.perf_counter_ns() + int(server.settle_s * 1e9)
-        counted = self._count(server.patience.filler_s)
+        counted, late = self._count(server.patience.filler_s), 0
         if counted.at_once < server.slots and (not counted.waiting or counted.refused):
             server.pause(max(0.0, (settled_ns - time.perf_counter_ns()) / 1e9))
+            begun = counted.first_ns
             counted = self._count(self._together_s)
-        if left and counted.at_once == server.slots:
+            # As many requests take a while to begin; those that began later waited for a slot.
+            late_ns = settled_ns + 2 * counted.begun_ns + int(_TOGETHER_S * 1e9)
+            late = sum(first_ns > late_ns for first_ns in begun)
+        held = max(server.slots - counted.at_once, late)
+        if left and held <= 0:
             server.check_ran_on()
-        return server.slots - counted.at_once
+        return held
 
     def running_at_once(self, extra: int = 0) -> int:
         """How many of one request per slot, and `extra` more, run at the same time."""
@@ -92,9 +100,13 @@ class Occupancy:
         self.refused = len(refused)
         waiting = sum(not one for one in times)
         served = len(times) - waiting
+        begun = [
+            (stream.sent_ns or 0, one[0]) for stream, one in zip(streams, times, strict=True) if one
+        ]
         shows_all = server.facts.refuses and served <= server.slots  # else one after the other
         at_once = served if shows_all else most_at_once(times)
-        return Counted(at_once, waiting, len(refused))
+        begun_ns = max((first_ns - sent_ns for sent_ns, first_ns in begun), default=0)
+        return Counted(at_once, waiting, len(refused), [one for _, one in begun], begun_ns)
 
     def whole_at_once(self, tokens: int, count: int) -> list[RequestRow]:
         """Whole answers that are asked for at once."""

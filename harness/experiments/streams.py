@@ -1,7 +1,7 @@
 """Streams on a server whose slots, step and first-token time are known."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -36,13 +36,15 @@ _PACE_TOKENS: Final = 32  # of a stream, which show its step
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
 _QUICKER: Final = 0.8  # times the typical step
 _NO_QUEUE: Final = 16  # requests that run at once, of a server without a limit that is known
-_SLACK_S: Final = 0.01  # for each stream that fills a slot: this client has to send it
+STOP: Final = "stop"  # the finish reason of an answer that ended by itself, before its length
 
 
 class Streams:
     """`facts` may change: slots may be lost. `settle_s`: the target's settle time. Reading `slots`
     raises CannotDecideError if the slots cannot be filled. `opened`: the streams started since the
-    last `forget`. `fillers`: the streams that keep the slots full, from try to try."""
+    last `forget`. `fillers`: the streams that keep the slots full, from try to try. `_lengths`: of
+    plain requests for long answers, the tokens of those that ended by themselves long before their
+    limit; inf for one that lasted as long as the settle time."""
 
     def __init__(
         self, session: LoadSession, facts: ServerFacts, settle_s: float, *, lag: LagWatch
@@ -67,7 +69,7 @@ class Streams:
             settle_s,
             self.session.plan.target.settle_steps,
             step_s=facts.step_s,
-            begin_s=_begin_s(facts, to_fill),
+            begin_s=facts.ttft_s * to_fill,
             most_tokens=self.room(4 * PROMPT_TOKENS),
             ttft_s=facts.ttft_s,
         )
@@ -154,12 +156,13 @@ class Streams:
     def _note_end(self, spec: RequestSpec, row: RequestRow) -> None:
         if self.facts.closes and was_closed(row):
             row.outcome = Outcome.REJECTED
-        if row.first_token_ns is None or spec.body or spec.path is not None:
+        is_long = spec.max_tokens >= self.patience.answer_tokens / 2
+        if row.first_token_ns is None or not is_long or spec.body or spec.path is not None:
             return
         end_ns = row.ended_ns if row.abandoned_ns is None else row.abandoned_ns
         if end_ns - row.first_token_ns >= self.settle_s * 1e9:
             self._lengths.append(inf)
-        elif row.finish_reason == "stop" and row.tokens_read < spec.n * spec.max_tokens / 2:
+        elif row.finish_reason == STOP and row.tokens_read < spec.n * spec.max_tokens / 2:
             self._lengths.append(row.tokens_read / spec.n)
 
     def pause(self, seconds: float) -> None:
@@ -219,24 +222,30 @@ class Streams:
     def ghosts(self) -> int:
         """Requests that left and whose answers could still run, if the server did not stop them."""
         now_ns = time.perf_counter_ns()
-        ends = [*self._ghosts_end_ns, *self._ends_of_left(SLOWER)]
+        ends = [*self._ghosts_end_ns, *self._ends_of_left()]
         return sum(end_ns > now_ns for end_ns in ends)
 
-    def could_run(self, most: float = inf) -> bool:
-        """Whether an answer that was left would still run now, on a server that does not stop it
-        and is quicker than it was. `most`: the tokens after which answers end by themselves."""
-        now_ns = time.perf_counter_ns()
-        return any(end_ns > now_ns for end_ns in self._ends_of_left(_QUICKER, most))
+    def could_run(self, most: float = inf, *, at_ns: int | None = None) -> bool:
+        """Whether an answer that was left would still run now (or `at_ns`), on a server that does
+        not stop it and is quicker than it was. `most`: the tokens after which answers end by
+        themselves. Several answers to one request run at once."""
+        now_ns = time.perf_counter_ns() if at_ns is None else at_ns
+        step_ns = 1e9 * _QUICKER * self.step_s
+        return any(
+            left_ns + step_ns * (min(spec.max_tokens, most) - row.tokens_read / spec.n) > now_ns
+            for spec, row, left_ns in self._left()
+        )
 
     def check_ran_on(self) -> None:
         """Raises CannotDecideError where answers that were left would still run by their limit, but
         most answers of this server end by themselves before: what is not held shows nothing."""
-        if not self.could_run():
+        now_ns = time.perf_counter_ns()
+        if not self.could_run(at_ns=now_ns):
             return
         if not self._lengths:
             self._look_how_long()
         usual = median(self._lengths)
-        if not self.could_run(usual):
+        if usual < inf and not self.could_run(usual, at_ns=now_ns):
             raise CannotDecideError(
                 "the answers that were left may have ended by themselves: most answers of this "
                 f"server end after {usual:.0f} tokens or fewer"
@@ -255,14 +264,20 @@ class Streams:
         while self.ghosts() and not are_gone():
             self.pause(self.step_s)
 
-    def _ends_of_left(self, slower: float, most: float = inf) -> list[int]:
-        ends = []
+    def _left(self) -> Iterator[tuple[RequestSpec, RequestRow, int]]:
+        """With the time at which its client left."""
         for stream in self.opened:
             row = stream.row
             if row is not None and row.abandoned_ns is not None:
-                left = stream.spec.n * min(stream.spec.max_tokens, most) - row.tokens_read
-                ends.append(row.abandoned_ns + int(slower * 1e9 * left * self.step_s))
-        return ends
+                yield stream.spec, row, row.abandoned_ns
+
+    def _ends_of_left(self) -> list[int]:
+        """At the latest: several answers to one request may run one after the other."""
+        step_ns = 1e9 * SLOWER * self.step_s
+        return [
+            left_ns + int(step_ns * (spec.n * spec.max_tokens - row.tokens_read))
+            for spec, row, left_ns in self._left()
+        ]
 
     def rows(self) -> list[RequestRow]:
         """The rows of the streams that have ended."""
@@ -279,20 +294,13 @@ class Streams:
     def forget(self) -> None:
         self.end()
         now_ns = time.perf_counter_ns()
-        ends = [*self._ghosts_end_ns, *self._ends_of_left(SLOWER)]
+        ends = [*self._ghosts_end_ns, *self._ends_of_left()]
         self._ghosts_end_ns = [end_ns for end_ns in ends if end_ns > now_ns]
         self.opened.clear()
 
     def forget_ghosts(self) -> None:
         """All slots are free: no request that left still runs."""
         self._ghosts_end_ns.clear()
-
-
-def _begin_s(facts: ServerFacts, streams: int) -> float:
-    """Until as many requests that are sent at once have begun on the idle server: by the steps
-    between their first tokens, doubled, but not longer than one after the other."""
-    by_turns_s = facts.ttft_s + streams * facts.turn_steps * facts.step_s
-    return min(streams * facts.ttft_s, 2 * by_turns_s + streams * _SLACK_S)
 
 
 def whole(row: RequestRow, what: str) -> RequestRow:

@@ -8,7 +8,6 @@ from typing import Any, Final
 from harness.client.dialect import route
 from harness.conform.bench import Bench
 from harness.conform.bystanders import (
-    STOP,
     Rows,
     compared,
     greedy_when_admitted,
@@ -26,6 +25,7 @@ from harness.conform.routes import Reply, Routes
 from harness.conform.stopping import MOST_FALSE_ALARM, false_alarm
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
+from harness.experiments.streams import STOP
 from harness.store.conform_result import Failure, Level
 
 ROUNDS: Final = 3

@@ -372,7 +372,9 @@ def test_a_page_is_read_until_it_is_final_or_the_settle_time_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "tokens"), [(None, 64), (0.0, 64), (0.05, 60)], ids=["exact", "no error", "estimated"]
+    ("error", "tokens"),
+    [(None, 64), (0.0, 64), (0.05, 60), (65 / 64, 0)],
+    ids=["exact", "no error", "estimated", "one event"],
 )
 def test_only_tokens_that_were_surely_read_must_be_counted(
     error: float | None, tokens: int
@@ -380,8 +382,8 @@ def test_only_tokens_that_were_surely_read_must_be_counted(
     assert surely_read(row("a", tokens_read=64, tokens_error=error)) == tokens
 
 
-@pytest.mark.parametrize("stale", [{"running": 1.0}, {"waiting": 3.0}])
-def test_gauges_that_still_show_the_case_before_are_waited_for(stale: dict[str, float]) -> None:
+@pytest.mark.parametrize("stale", [{"running": 1.0}, {"waiting": 3.0}, {"kv_usage": 0.02}])
+def test_gauges_that_still_show_the_case_before_accuse_nobody(stale: dict[str, float]) -> None:
     left = row("a", outcome=Outcome.ABANDONED)
     stream: Any = SimpleNamespace(has_ended=False, tokens=1, join=lambda _: left)
     stream.leave = lambda: setattr(stream, "has_ended", True)
@@ -390,7 +392,7 @@ def test_gauges_that_still_show_the_case_before_are_waited_for(stale: dict[str, 
 
     def counters() -> dict[str, float]:
         running = float(sum(not one.has_ended for one in started))
-        shown = {"running": running, "waiting": running}
+        shown = {"running": running, "waiting": running, "kv_usage": running / 8}
         return shown | stale if next(reads) < 3 else shown
 
     def start(_: object) -> Any:

@@ -1,5 +1,6 @@
 """What is held after leaves, by requests that start at once."""
 
+import time
 from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
@@ -77,3 +78,24 @@ def test_what_a_slow_client_sends_late_does_not_make_up_for_slots_that_were_held
         )
 
     assert occupancy_of(start, refuses=False).held(lambda: 0) > 0
+
+
+@pytest.mark.parametrize(("late_s", "held"), [(0.01, 0), (WAIT_S - 0.1, 3)])
+def test_slots_that_came_back_long_after_the_settle_time_were_held(
+    late_s: float, held: int
+) -> None:
+    """The first count has found three that began later than the others, which had ended by then;
+    the second one finds all slots free."""
+    sent = count()
+
+    def start(tokens: int) -> SimpleNamespace:
+        number = next(sent)
+        sent_ns = time.perf_counter_ns()
+        first_ns = sent_ns + int(1e9 * (late_s if number < 3 else 0.001))
+        row = SimpleNamespace(outcome=Outcome.COMPLETED, status_code=200)
+        times = [first_ns + STEP_NS * token for token in range(tokens)]
+        return SimpleNamespace(row=row, token_times_ns=times, sent_ns=sent_ns, join=lambda _: row)
+
+    occupancy = occupancy_of(start, refuses=False)
+    occupancy._streams.slots = 4  # type: ignore[misc]
+    assert occupancy.held(lambda: 0) == held

@@ -91,9 +91,18 @@ def streams_of(facts: ServerFacts) -> Streams:
     return Streams(cast(LoadSession, session), facts, 2.0, lag=cast(LagWatch, None))
 
 
-def ended(streams: Streams, tokens: int, reason: str | None, *, left_ago_s: float = 0.0) -> None:
-    """An answer with a token each 20 ms has ended by this reason; None: its client left it."""
-    spec = streams.long()
+def ended(
+    streams: Streams,
+    tokens: int,
+    reason: str | None,
+    *,
+    left_ago_s: float = 0.0,
+    most: int = 0,
+    choices: int = 1,
+) -> None:
+    """An answer with a token each 20 ms has ended by this reason; None: its client left it. `most`:
+    the tokens that were asked for, if not many."""
+    spec = streams.long(n=choices, **({"max_tokens": most} if most else {}))
     end_ns = time.perf_counter_ns() - int(left_ago_s * 1e9)
     row: Any = SimpleNamespace(
         outcome=Outcome.COMPLETED if reason else Outcome.ABANDONED,
@@ -129,8 +138,15 @@ def test_what_is_not_held_shows_nothing_where_answers_end_by_themselves(
             streams.check_ran_on()
 
 
-def test_the_time_until_all_slots_have_begun_follows_from_what_was_seen() -> None:
-    """256 prompts in one batch are not 256 prompts one after the other."""
-    facts = ServerFacts(256, 0.02, 0.1, None, turn_steps=0.0)
-    assert streams_of(facts).patience.filler_s < 2.0 + 3.0
-    assert streams_of(facts._replace(turn_steps=5.0)).patience.filler_s == 2.0 + 256 * 0.1
+def test_a_short_request_does_not_show_how_long_answers_last() -> None:
+    """Such as a canary that ends after four words."""
+    streams = streams_of(ServerFacts(4, 0.02, 0.02, None))
+    ended(streams, 4, "stop", most=12)
+    assert not streams._lengths
+
+
+def test_answers_to_one_request_run_at_once() -> None:
+    streams = streams_of(ServerFacts(4, 0.02, 0.02, None))
+    ended(streams, 8 * 5, None, left_ago_s=2.0, choices=8)
+    assert streams.could_run()
+    assert not streams.could_run(100)  # tokens, of which 5 were read: over after 1.9 s
