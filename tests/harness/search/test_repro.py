@@ -67,7 +67,12 @@ def result(url: str) -> SearchResult:
         started_at="2026-11-27T10:00:00+00:00",
         command="walkaway search",
         seed=0,
-        target=ConformTarget(engine="openai", url=url, model="m"),
+        target=ConformTarget(
+            engine="openai",
+            url=url,
+            model="m",
+            metrics_urls=[f"{url}/prometheus/metrics", "http://127.0.0.2:1/metrics"],
+        ),
         machine=Machine(cpu="a processor", cores=2, python="3.11"),
         minutes=1.0,
     )
@@ -120,7 +125,8 @@ def test_it_is_short_however_much_it_has_to_say(tmp_path: Path, count: int) -> N
 def test_its_head_is_the_sentence(tmp_path: Path) -> None:
     write_repro(tmp_path, FINDING, result("http://127.0.0.1:1"))
     text = (tmp_path / REPRO).read_text()
-    assert "GAUGES = 'vllm:num_requests_running'" in text
+    pages = ["/prometheus/metrics", "http://127.0.0.2:1/metrics"]
+    assert f"PAGES, GAUGES = {pages!r}, 'vllm:num_requests_running'  #" in text
     doc = ast.get_docstring(ast.parse(text)) or ""
     assert doc.startswith("Client 0 leaves; then: '''1 of 4 slots is still held.")
     assert "in 5 of 5 tries" in doc
@@ -199,6 +205,7 @@ def test_how_a_stream_that_stays_ends_is_seen(tmp_path: Path, lines: list[bytes]
 def test_a_gauge_that_first_shows_after_a_request_has_not_changed(tmp_path: Path) -> None:
     names = its_functions(tmp_path)
     seen = []
+    names["PAGES"] = ["/metrics"]
     for page in ("", '{model="m 1"} 0.0', '{model="m 1"} 1.0', "_long 7", " -1"):
         text = f"# HELP vllm:num_requests_running 1\nvllm:num_requests_running{page}\n".encode()
         read = SimpleNamespace(urlopen=lambda *_, text=text, **__: io.BytesIO(text))
