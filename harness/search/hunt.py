@@ -316,8 +316,8 @@ class Hunt:
         if not finding.rate.hits:
             return
         finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS)
-        is_always = finding.control.hits == finding.control.tries
-        self._same_without[broken] += is_always or (broken is Broken.TEXT and finding.control.hits)
+        enough = 1 if broken is Broken.TEXT else finding.control.tries
+        self._same_without[broken] += finding.control.hits >= enough
         if finding.control.hits:
             return
         until_s = min(began_s + _FOLLOW_S, max(self._until_s, began_s + _LEAST_FOLLOW_S))

@@ -19,6 +19,7 @@ from harness.search.schedule import Leave, Phase, Schedule
 BYSTANDER_TOKENS: Final = 64
 _OWN_BUG: Final = "a bug of the client"
 _ENDS_IN: Final = 4  # times its typical time, and the time for a slot: of an answer
+_SLOTS_FOR_ONE: Final = 4  # that runs at the least, if memory and not slots is the limit
 _NOTICED_STEPS: Final = 8.0  # from a leave to the visits that follow it, at most, if nothing ends
 
 
@@ -52,13 +53,25 @@ def play(bench: Bench, schedule: Schedule) -> Played:
 
 
 def longest_of(bench: Bench, schedule: Schedule) -> float:
-    """The seconds in which a server that works has answered all visits, one after the other."""
-    tokens = sum(one.n * one.answer for one in schedule.visits)
+    """The seconds in which a server that works has answered all visits, though its memory may let
+    only a quarter of those that find a slot run at once; where slots are not known, one by one."""
+    at_once = max(1, min(bench.facts.slots or 1, len(schedule.visits)) // _SLOTS_FOR_ONE)
+    together = sum(one.n * one.answer for one in schedule.visits)
+    tokens = min(together, together / at_once + _longest_chain(schedule))
     waits = sum(one.at for one in schedule.visits)
     prompts = len(schedule.visits) * bench.ttft_s + sum(
         one.prompt / 32 * bench.facts.turn_steps * bench.step_s for one in schedule.visits
     )
     return READY_S + _ENDS_IN * ((tokens + waits) * bench.step_s + prompts)
+
+
+def _longest_chain(schedule: Schedule) -> int:
+    """The tokens of visits that follow one another, where they are the most."""
+    until = list[int]()
+    for one in schedule.visits:
+        before = 0 if one.after is None else until[one.after]
+        until.append(before + one.n * one.answer)
+    return max(until)
 
 
 class _Player:

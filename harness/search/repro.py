@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from textwrap import fill, shorten
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from harness.store.search_result import SearchFinding, SearchResult
 
@@ -42,6 +43,7 @@ def repro_text(finding: SearchFinding, result: SearchResult) -> str:
         "SLOTS": str(wire["slots"]),
         "SETTLE_S": str(wire["settle_s"]),
         "PATIENCE_S": str(wire["patience_s"]),
+        "PAGES": repr([_page(one, result.target.url) for one in result.target.metrics_urls]),
         "GAUGES": repr("|".join(map(re.escape, wire["gauges"])) or "(?!)"),
         "SHORT": _literal(wire["short"]),
         "GREEDY": _literal(wire["greedy"]),
@@ -101,6 +103,13 @@ def _title(finding: SearchFinding) -> str:
 def _server(result: SearchResult) -> str:
     target = result.target
     return " ".join(filter(None, (target.engine, target.version, target.configuration)))
+
+
+def _page(url: str, server: str) -> str:
+    """A page of the server itself without its host, since repro.py may be given another one."""
+    page = urlsplit(url)
+    is_own = page.netloc == urlsplit(server).netloc
+    return page._replace(scheme="", netloc="").geturl() if is_own else url
 
 
 def _literal(value: Any) -> str:

@@ -148,6 +148,29 @@ def test_what_breaks_whoever_leaves_is_followed_twice_and_hides_nothing_after_th
     assert (broken["lost", False], broken["held", True]) == (2, 1)
 
 
+def test_a_schedule_whose_texts_change_in_two_of_three_controls_counts_once() -> None:
+    """Of a server whose texts change in two of three tries, two schedules are followed."""
+    server, found, tries = MadeUpServer(lambda _: False), dict[int, SearchFinding](), 0
+    text = Violation(broken=Broken.TEXT, said="another text")
+
+    def broken_by(schedule: Schedule) -> list[Violation]:
+        nonlocal tries
+        server.now_s += 1
+        tries += not schedule.leaves
+        return [text] if schedule.leaves or tries % 3 else []
+
+    server.broken_by = broken_by  # type: ignore[method-assign]
+    hunt = Hunt(
+        server,
+        found=lambda one: found.update({one.number: one}),
+        played=lambda _: None,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    hunt.run(OFFERED, seed=1, seconds=60, themes=())
+    assert [str(one.control) for one in found.values()] == ["2 of 3", "2 of 3"]
+
+
 def test_what_does_not_come_back_is_said_so() -> None:
     calls = 0
 

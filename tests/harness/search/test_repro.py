@@ -1,10 +1,13 @@
 """repro.py: it is short, needs Python alone, and shows on a server what it was made for."""
 
 import ast
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -64,7 +67,12 @@ def result(url: str) -> SearchResult:
         started_at="2026-11-27T10:00:00+00:00",
         command="walkaway search",
         seed=0,
-        target=ConformTarget(engine="openai", url=url, model="m"),
+        target=ConformTarget(
+            engine="openai",
+            url=url,
+            model="m",
+            metrics_urls=[f"{url}/prometheus/metrics", "http://127.0.0.2:1/metrics"],
+        ),
         machine=Machine(cpu="a processor", cores=2, python="3.11"),
         minutes=1.0,
     )
@@ -117,7 +125,8 @@ def test_it_is_short_however_much_it_has_to_say(tmp_path: Path, count: int) -> N
 def test_its_head_is_the_sentence(tmp_path: Path) -> None:
     write_repro(tmp_path, FINDING, result("http://127.0.0.1:1"))
     text = (tmp_path / REPRO).read_text()
-    assert "GAUGES = 'vllm:num_requests_running'" in text
+    pages = ["/prometheus/metrics", "http://127.0.0.2:1/metrics"]
+    assert f"PAGES, GAUGES = {pages!r}, 'vllm:num_requests_running'  #" in text
     doc = ast.get_docstring(ast.parse(text)) or ""
     assert doc.startswith("Client 0 leaves; then: '''1 of 4 slots is still held.")
     assert "in 5 of 5 tries" in doc
@@ -139,3 +148,67 @@ def test_its_head_is_the_sentence(tmp_path: Path) -> None:
 def test_what_a_plain_client_sees_of_it(broken: Broken, way: str | None, by: str | None) -> None:
     evidence = {} if way is None else {WAY: way}
     assert seen_by(Violation(broken=broken, said="", evidence=evidence)) == by
+
+
+WORD = b'data: {"choices":[{"text":" w","finish_reason":null}]}\n'
+DONE = b"data: [DONE]\n"
+
+
+def its_functions(folder: Path, *lines: bytes, hangs: bool = False) -> dict[str, Any]:
+    """What repro.py defines before it begins, on a server that answers with these lines."""
+    write_repro(folder, FINDING, result("http://127.0.0.1:1"))
+    text, begins, _ = (folder / REPRO).read_text().partition("\nbefore, alone")
+    assert begins
+    names: dict[str, Any] = {}
+    exec(compile(text, REPRO, "exec"), names)
+
+    def answer() -> Iterator[bytes]:
+        yield from lines
+        if hangs:
+            raise TimeoutError("timed out")
+
+    no_socket = SimpleNamespace(shutdown=lambda _: None, close=lambda: None)
+    names["ask"] = lambda _: (no_socket, answer())
+    return names
+
+
+@pytest.mark.parametrize(
+    ("lines", "hangs", "seen"),
+    [
+        ([WORD] * 3, True, "left"),
+        ([WORD, DONE], False, "left"),
+        ([WORD], False, "cut: no end"),
+        ([b"HTTP/1.1 500 Sorry\r\n"], False, "cut: HTTP/1.1 500 Sorry"),
+        ([b"HTTP/1.1 503 No Slot\r\n"], False, "left"),
+        ([WORD], True, "cut, timed out"),
+    ],
+)
+def test_a_client_that_leaves_is_owed_what_it_was_to_read_before(
+    tmp_path: Path, lines: list[bytes], hangs: bool, seen: str
+) -> None:
+    names = its_functions(tmp_path, *lines, hangs=hangs)
+    names["visit"](0, names["REQUESTS"][0])
+    assert names["SEEN"] == [seen]
+    assert names["GONE"][0].is_set()
+
+
+@pytest.mark.parametrize(
+    ("lines", "end"), [([WORD, WORD, DONE], "whole"), ([DONE], "whole"), ([WORD, WORD], "no end")]
+)
+def test_how_a_stream_that_stays_ends_is_seen(tmp_path: Path, lines: list[bytes], end: str) -> None:
+    names = its_functions(tmp_path, *lines)
+    answer = [None, None, "", ""]
+    names["follow"](answer, request(8))
+    assert answer[3] == end
+
+
+def test_a_gauge_that_first_shows_after_a_request_has_not_changed(tmp_path: Path) -> None:
+    names = its_functions(tmp_path)
+    seen = []
+    names["PAGES"] = ["/metrics"]
+    for page in ("", '{model="m 1"} 0.0', '{model="m 1"} 1.0', "_long 7", " -1"):
+        text = f"# HELP vllm:num_requests_running 1\nvllm:num_requests_running{page}\n".encode()
+        read = SimpleNamespace(urlopen=lambda *_, text=text, **__: io.BytesIO(text))
+        names["urllib"] = SimpleNamespace(request=read)
+        seen.append(len(names["look"]()[1]))
+    assert seen == [0, 0, 1, 0, 1]
