@@ -266,7 +266,8 @@ class Recoveries:
         if (admission := self._admission) is not None:
             served_s = [admission.control_s() for _ in range(self.tries)]
             return _served_within(served_s)
-        controls = [self._one_control() for _ in range(self.tries)]
+        with self._filling.without_leaves():
+            controls = [self._one_control() for _ in range(self.tries)]
         served_s = [one.recovery_s for one in controls if one.recovery_s is not None]
         if len(served_s) < len(controls):
             raise CannotDecideError(

@@ -6,7 +6,8 @@ and what the others get is thrown away.
 
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Final
 
@@ -28,17 +29,27 @@ _CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
 
 
 class Filling:
-    """`longest_s`: the longest wait for a slot that came; the next may take as long. `may_stall`:
-    a stream that stayed stood still as others left."""
+    """`longest_s`: the longest wait for a slot that came; the next may take as long. `lets_end`:
+    streams that have served end by themselves, because a stream that stayed stood still as others
+    left, or to send no leave at all."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self.longest_s = 0.0
-        self.may_stall = False
+        self.lets_end = False
 
     def begin_case(self) -> None:
         """Forget how late slots were, and whether streams stood still, in the case before."""
-        self.longest_s, self.may_stall = 0.0, False
+        self.longest_s, self.lets_end = 0.0, False
+
+    @contextmanager
+    def without_leaves(self) -> Iterator[None]:
+        """Slots that change hands meanwhile do so on a server that never stops, too."""
+        before, self.lets_end = self.lets_end, True
+        try:
+            yield
+        finally:
+            self.lets_end = before
 
     def fill(self, streams: int | None = None) -> list[LiveStream]:
         """Keep `streams` long streams running (default: one per slot). Streams of the previous try
@@ -87,10 +98,10 @@ class Filling:
         return waiting
 
     def retire(self, filler: LiveStream) -> None:
-        """The filler leaves. Where leaves may stall the server, its answer ends by itself instead:
-        an extra leave would stall the server for longer than the next streams are waited for."""
+        """The filler leaves, or its answer ends by itself: where leaves stall the server, an extra
+        one would stall it for longer than the next streams are waited for."""
         server = self._streams
-        if not self.may_stall:
+        if not self.lets_end:
             filler.leave()
         elif not filler.has_ended:
             filler.join(server.patience.filler_s + server.tokens_left(filler) * server.step_s)

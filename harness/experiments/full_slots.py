@@ -274,7 +274,7 @@ class FullSlots:
         tries = self.time_probes(probes, lambda: [leaver.abandoned_ns for leaver in leavers])
         steps = max(_STALL_STEPS, 2 * server.facts.flush_tokens)
         least_s = max(steps * server.step_s, server.patience.filler_s / server.slots)
-        self._filling.may_stall = any((one.stall_s or 0.0) > least_s for one in tries)
+        self._filling.lets_end = any((one.stall_s or 0.0) > least_s for one in tries)
         self.resets += sum(
             one.row is not None and one.row.wire_close is WireClose.RST for one in leavers
         )
