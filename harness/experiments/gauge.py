@@ -120,7 +120,7 @@ class GaugeWatcher:
         rest = self._at_rest(readings)
         tries_s: list[float | None] = []
         controls_s, halves_s = list[float](), list[float]()
-        natural_s = None
+        naturals_s = list[float]()
         while len(tries_s) < tries or tries_s[-1:] == [None]:
             longest_s = server.patience.probe_s
             if tries_s[-1:] == [None]:
@@ -129,7 +129,7 @@ class GaugeWatcher:
             assert stream.abandoned_ns is not None
             tries_s.append(None if fall is None else fall.at_s - stream.abandoned_ns / 1e9)
             left_s = (stream.spec.max_tokens - stream.tokens) * server.step_s
-            natural_s = left_s if natural_s is None else min(left_s, natural_s)
+            naturals_s.append(left_s)
             if has_no_end(tries_s):
                 break
             if fall is None and left_s - longest_s < _SPARE_S:  # it would end in the next try
@@ -146,7 +146,7 @@ class GaugeWatcher:
             controls_s=controls_s,
             floor_s=half_s + gauge_lag_s(target, server.step_s),
             waited_s=server.patience.probe_s,
-            natural_s=natural_s,
+            natural_s=min(naturals_s, default=None),
         )
 
     def _at_rest(self, readings: Readings) -> float:

@@ -120,7 +120,7 @@ class PaceWatcher:
         back_s, stall_s = self._slow_down(end, 1 if leaver.is_alone else self._most)
         controls_s, control_stalls_s = [back_s], [stall_s]
         tries_s, stalls_s = list[float | None](), list[float]()
-        natural_s = None
+        naturals_s = list[float]()
         until_s = time.perf_counter() + _LONG_ENOUGH_S
         while len(tries_s) < tries or tries_s[-1:] == [None]:
             number = len(tries_s)
@@ -136,7 +136,7 @@ class PaceWatcher:
             others = self._begin(leaver)
             self._streams.together([partial(leaver.ready, one, number) for one in others])
             left = [one.spec.max_tokens - one.tokens for one in others]
-            natural_s = self.beside_s * min(left)
+            naturals_s.append(self.beside_s * min(left))
             is_unary = leaver.spec.delivery is Delivery.UNARY
             have_begun = is_unary or all(one.tokens for one in others)  # else prompts slow the rest
             came_back_s, stall_s = self._after(partial(self._leave, leaver, others))
@@ -152,7 +152,7 @@ class PaceWatcher:
             controls_s=controls_s,
             floor_s=self.beside_s,
             waited_s=self._waited_s,
-            natural_s=natural_s,
+            natural_s=min(naturals_s, default=None),
             stalls_s=stalls_s,
             control_stalls_s=control_stalls_s,
         )

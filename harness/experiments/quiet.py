@@ -218,12 +218,12 @@ class QuietWatcher:
         idle = self._idle(readings)
         tries_s: list[float | None] = []
         controls_s: list[float] = []
-        natural_s = None
+        naturals_s = list[float]()
         while len(tries_s) < tries or tries_s[-1:] == [None]:
             controls_s.append(self._control(readings, idle))
             stream = self._leave(leaver, len(tries_s))
             left_s = (stream.spec.max_tokens - stream.tokens) * self._streams.step_s
-            natural_s = left_s if natural_s is None else min(left_s, natural_s)
+            naturals_s.append(left_s)
             sure_s = self._streams.ttft_s + readings.poll_s if leaver.is_early else 0.0
             tries_s.append(self._quiet(readings, (stream.abandoned_ns or 0) / 1e9, sure_s))
             if has_no_end(tries_s):
@@ -236,7 +236,7 @@ class QuietWatcher:
             controls_s=controls_s,
             floor_s=_QUIET_READINGS * readings.poll_s,
             waited_s=self._waited_s(readings),
-            natural_s=natural_s,
+            natural_s=min(naturals_s, default=None),
         )
 
     def _waited_s(self, readings: Readings) -> float:
