@@ -16,24 +16,25 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from harness.conform.bystanders import chance_of
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 from harness.search.broken import ADDS_UP, Added, Broken, Violation
 from harness.search.grammar import Offered, draw
+from harness.search.rows import Rows, Tried
 from harness.search.schedule import Schedule, seen_in
 from harness.search.shrink import shrink
+from harness.search.tries import is_no_chance
 from harness.search.words import sentence_of, sentence_of_many
 from harness.store.search_result import Rate, SearchFinding
 
 _REPEATS: Final = 3  # of a schedule that broke an invariant, and of the same without leaves
 _LAST_REPEATS: Final = 6  # of the smallest, likewise
 _PLAYS: Final = 5  # of a schedule that is given, until it breaks something
-_CHANCE: Final = 0.05  # above it, that it comes more often with leaves may be chance
 _MANY: Final = 24  # schedules after which the hunt looks at what adds up
 _MOST: Final = 96  # that are played again to see it
 _LASTS: Final = (  # and so may add up
@@ -41,7 +42,6 @@ _LASTS: Final = (  # and so may add up
 )
 _FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh start
 _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
-_FOLLOW_MANY_S: Final = 600.0  # for what adds up, once for each invariant
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _SEEN_ONCE: Final = " It was seen once, and cannot be tried again without --restart."
 _TIME_UP: Final = " The time was up before it could be tried often enough."
@@ -196,13 +196,15 @@ class Hunt:
         """Played again one after the other; the same with nobody leaving; then fewer of them. What
         is seen as soon as it is there gets twice as many: it may have been near before."""
         self._followed_many.add(broken)
-        until_s = self._clock_s() + _FOLLOW_MANY_S
+        play = partial(self._added_by, broken)
+        rows = Rows(play, ends_s=self._until_s, clock_s=self._clock_s)
         row = schedules if broken in ADDS_UP else [*schedules, *schedules]
-        last = self._make_sure_of_row(finding, row, broken, until_s)
-        if last is None or last.seen is None:
+        tried = rows.tried(row)
+        self._note_tries(finding, row, tried)
+        last = tried.last
+        if not finding.is_sure or last is None or last.seen is None:
             return
-        rate, control = finding.rate, finding.control
-        fewer, seen = self._fewer(row[: last.after], broken, last.seen, until_s)
+        fewer, seen = rows.fewer(row[: last.after], last.seen)
         self._describe_many(finding, fewer, seen, among=len(row))
         if len(fewer) > 1:
             return
@@ -211,61 +213,24 @@ class Hunt:
             self._make_sure(finding, fewer[0], broken)
         finally:
             if not finding.is_sure and not finding.is_repeat:  # one alone breaks it too seldom
-                self._describe_many(finding, row, last.seen)
-                finding.rate, finding.control, finding.is_sure = rate, control, True
+                self._note_tries(finding, row, tried)
 
-    def _make_sure_of_row(
-        self, finding: SearchFinding, row: Sequence[Schedule], broken: Broken, until_s: float
-    ) -> Added | None:
-        """The hit that took longest; None: the row is no finding. It is tried in turn with the same
-        and nobody leaving: the first try that says otherwise ends that, since the others could no
-        longer rule chance out. One that was not played to its end is no try."""
-        control = [one.staying() for one in row]
-        seen, without, is_cut = list[Added](), list[Added](), False
-        for schedules, tries in _REPEATS * ((row, seen), (control, without)):
-            one = self._added_by(broken, schedules, until_s)
-            is_cut = one is None
-            if one is None:
-                break
-            tries.append(one)
-            is_wanted = (one.seen is not None) == (tries is seen)
-            if not is_wanted:
-                break
-        last = max((one for one in seen if one.seen is not None), key=_after, default=None)
+    def _note_tries(self, finding: SearchFinding, row: Sequence[Schedule], tried: Tried) -> None:
+        last = tried.last
         if last is not None and last.seen is not None:
-            finding.rate, finding.control = _rate_in(seen), _rate_in(without)
-            finding.is_sure = _is_no_chance(finding.rate, finding.control)
+            finding.rate, finding.control = tried.rate, tried.control
+            finding.is_sure = tried.is_sure
             self._describe_many(finding, row, last.seen)
         elif not finding.rate.tries:
-            finding.rate = _rate_in(seen)
-        finding.sentence += _TIME_UP if is_cut else ""
-        return last if finding.is_sure else None
-
-    def _fewer(
-        self, row: Sequence[Schedule], broken: Broken, violation: Violation, until_s: float
-    ) -> tuple[Sequence[Schedule], Violation]:
-        """One of the halves, as long as it breaks the invariant, too."""
-        while len(row) > 1 and self._clock_s() < until_s:
-            middle = len(row) // 2
-            for half in (row[:middle], row[middle:]):
-                found = self._added_by(broken, half, until_s)
-                if found is not None and found.seen is not None:
-                    row, violation = half, found.seen
-                    break
-            else:
-                break
-        return row, violation
+            finding.rate = tried.rate
+        finding.sentence += _TIME_UP if tried.is_cut else ""
 
     def _added_by(
         self, broken: Broken, schedules: Sequence[Schedule], until_s: float
     ) -> Added | None:
-        """None: the time was up before the last was played."""
-
         def doing(what: str) -> None:
             self._doing(f"{broken}: {what}, once more")
 
-        if self._clock_s() >= until_s:
-            return None
         return self._trial.added_by(broken, schedules, doing, until_s)
 
     def _describe_many(
@@ -333,7 +298,7 @@ class Hunt:
                 continue
             self._describe(finding, one, seen)
             finding.control, _ = self._rate(one.staying(), broken, _LAST_REPEATS)
-            finding.is_sure = _is_no_chance(finding.rate, finding.control)
+            finding.is_sure = is_no_chance(finding.rate, finding.control)
             if finding.is_sure:
                 break
         if finding.is_sure and self._is_old(finding):
@@ -359,19 +324,6 @@ class Hunt:
     def _breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         self._doing(f"{broken}: {len(schedule.visits)} visits, once more")
         return self._trial.breach_of(broken, schedule)
-
-
-def _after(added: Added) -> int:
-    return added.after
-
-
-def _rate_in(tries: Sequence[Added]) -> Rate:
-    return Rate(sum(one.seen is not None for one in tries), len(tries))
-
-
-def _is_no_chance(rate: Rate, control: Rate) -> bool:
-    hits, tries = rate.hits + control.hits, rate.tries + control.tries
-    return chance_of(rate.hits, rate.tries, of_all=hits, among=tries) <= _CHANCE
 
 
 def _leaves_of(finding: SearchFinding) -> set[tuple[str, str, str]]:

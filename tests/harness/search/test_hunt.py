@@ -255,14 +255,25 @@ def test_what_grows_without_leaves_is_no_finding_and_one_try_of_each_shows_it() 
     assert (str(one.rate), str(one.control)) == ("1 of 1", "1 of 1")
 
 
-@pytest.mark.parametrize(("play_s", "rate"), [(20, "1 of 1"), (30, "0 of 0")])
-def test_a_row_that_is_not_played_to_its_end_is_no_try(play_s: float, rate: str) -> None:
-    """Ten minutes are left for a row of 24 schedules."""
+@pytest.mark.parametrize(
+    ("play_s", "rates"),
+    [
+        (8, ("3 of 3", "0 of 3")),
+        (20, ("2 of 2", "0 of 1")),
+        (30, ("1 of 1", "0 of 1")),
+        (50, ("0 of 0", "0 of 0")),
+    ],
+)
+def test_a_row_that_is_not_played_to_its_end_is_no_try(
+    play_s: float, rates: tuple[str, str]
+) -> None:
+    """Half an hour is left for six tries of 24 schedules, and 15 minutes for the first."""
     found, server = hunted(lambda _: False, 24 * play_s, grows_after=40, play_s=play_s)
     (one,) = found
-    assert (str(one.rate), one.is_sure) == (rate, False)
-    assert one.sentence.endswith("The time was up before it could be tried often enough.")
-    assert server.now_s <= 24 * play_s + 600 + play_s
+    is_sure = rates[0] == "3 of 3"
+    assert (str(one.rate), str(one.control), one.is_sure) == (*rates, is_sure)
+    assert one.sentence.endswith("before it could be tried often enough.") is not is_sure
+    assert server.now_s <= 24 * play_s + 1800 + play_s + 1
 
 
 def test_a_slot_in_twenty_leaves_is_found_though_no_schedule_alone_loses_one() -> None:
