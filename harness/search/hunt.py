@@ -28,12 +28,13 @@ from harness.search.grammar import Offered, draw
 from harness.search.rows import Rows, Tried
 from harness.search.schedule import Schedule, seen_in
 from harness.search.shrink import shrink
-from harness.search.tries import is_no_chance
+from harness.search.tries import is_no_chance, last_try_s
 from harness.search.words import sentence_of, sentence_of_many
 from harness.store.search_result import Rate, SearchFinding
 
 _REPEATS: Final = 3  # of a schedule that broke an invariant, and of the same without leaves
 _LAST_REPEATS: Final = 6  # of the smallest, likewise
+_TRIES: Final = 24  # of one schedule that there is time for: these, and six to make it small
 _PLAYS: Final = 5  # of a schedule that is given, until it breaks something
 _MANY: Final = 24  # schedules after which the hunt looks at what adds up
 _MOST: Final = 96  # that are played again to see it
@@ -41,7 +42,7 @@ _LASTS: Final = (  # and so may add up
     *(Broken.DEAD, Broken.WEDGED, Broken.LOST, Broken.HELD, Broken.GAUGES, Broken.HANDLES),
 )
 _FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh start
-_FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
+_FOLLOW_S: Final = 480.0  # for the first tries and making it small, at most,
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _SEEN_ONCE: Final = " It was seen once, and cannot be tried again without --restart."
 _TIME_UP: Final = " The time was up before it could be tried often enough."
@@ -223,7 +224,8 @@ class Hunt:
             self._describe_many(finding, row, last.seen)
         elif not finding.rate.tries:
             finding.rate = tried.rate
-        finding.sentence += _TIME_UP if tried.is_cut else ""
+        if tried.is_cut:
+            _say_time_is_up(finding)
 
     def _added_by(
         self, broken: Broken, schedules: Sequence[Schedule], until_s: float
@@ -276,33 +278,62 @@ class Hunt:
         finding.wire = self._trial.as_requests(schedule, violation)
 
     def _make_sure(self, finding: SearchFinding, drawn: Schedule, broken: Broken) -> None:
+        """Until the time is up: making it small leaves enough of it for the last tries."""
         began_s = self._clock_s()
-        finding.rate, _ = self._rate(drawn, broken, _REPEATS)
-        if not finding.rate.hits:
+        until_s = last_try_s(began_s, ends_s=self._until_s)
+        if not self._comes_by_leaves(finding, drawn, broken, until_s):
             return
-        finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS)
-        enough = 1 if broken is Broken.TEXT else finding.control.tries
-        self._same_without[broken] += finding.control.hits >= enough
-        if finding.control.hits:
-            return
-        until_s = min(began_s + _FOLLOW_S, max(self._until_s, began_s + _LEAST_FOLLOW_S))
-        small = shrink(
-            drawn,
-            lambda one: self._breach_of(broken, one) is not None,
-            rate=finding.rate.hits / finding.rate.tries,
-            go_on=lambda: self._clock_s() < until_s,
-        )
+        one_s = (self._clock_s() - began_s) / (2 * _REPEATS)
+        until_s = last_try_s(began_s, ends_s=self._until_s, tries=_TRIES, one_s=one_s)
+        small_s = max(self._until_s, began_s + _LEAST_FOLLOW_S)
+        small_s = min(began_s + _FOLLOW_S, small_s, until_s - 2 * _LAST_REPEATS * one_s)
+        small = self._made_small(drawn, broken, rate=finding.rate, until_s=small_s)
         for one in (small, drawn) if small != drawn else (drawn,):  # it may be too small by chance
-            finding.rate, seen = self._rate(one, broken, _LAST_REPEATS)
-            if seen is None:
-                continue
-            self._describe(finding, one, seen)
-            finding.control, _ = self._rate(one.staying(), broken, _LAST_REPEATS)
-            finding.is_sure = is_no_chance(finding.rate, finding.control)
+            self._try_often(finding, one, broken, until_s)
             if finding.is_sure:
                 break
+        if not finding.is_sure and self._clock_s() >= until_s:
+            _say_time_is_up(finding)
         if finding.is_sure and self._is_old(finding):
             finding.is_sure, finding.is_repeat = False, True
+
+    def _comes_by_leaves(
+        self, finding: SearchFinding, drawn: Schedule, broken: Broken, until_s: float
+    ) -> bool:
+        """It breaks the invariant again, and does not where nobody leaves."""
+        finding.rate, _ = self._rate(drawn, broken, _REPEATS, until_s)
+        if finding.rate.hits:
+            finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS, until_s)
+        rates = (finding.rate, finding.control) if finding.rate.hits else (finding.rate,)
+        if any(one.tries < _REPEATS for one in rates):
+            _say_time_is_up(finding)
+            return False
+        enough = 1 if broken is Broken.TEXT else _REPEATS
+        self._same_without[broken] += finding.control.hits >= enough
+        return finding.rate.hits > 0 and not finding.control.hits
+
+    def _made_small(
+        self, drawn: Schedule, broken: Broken, *, rate: Rate, until_s: float
+    ) -> Schedule:
+        return shrink(
+            drawn,
+            lambda one: self._breach_of(broken, one) is not None,
+            rate=rate.hits / rate.tries,
+            go_on=lambda: self._clock_s() < until_s,
+        )
+
+    def _try_often(
+        self, finding: SearchFinding, schedule: Schedule, broken: Broken, until_s: float
+    ) -> None:
+        rate, seen = self._rate(schedule, broken, _LAST_REPEATS, until_s)
+        if not rate.tries:  # what is known of the one that was drawn stays
+            return
+        finding.rate = rate
+        if seen is None:
+            return
+        self._describe(finding, schedule, seen)
+        finding.control, _ = self._rate(schedule.staying(), broken, _LAST_REPEATS, until_s)
+        finding.is_sure = is_no_chance(finding.rate, finding.control)
 
     def _is_old(self, finding: SearchFinding) -> bool:
         """An earlier finding has the same leaves."""
@@ -314,16 +345,22 @@ class Hunt:
         )
 
     def _rate(
-        self, schedule: Schedule, broken: Broken, tries: int
+        self, schedule: Schedule, broken: Broken, tries: int, until_s: float
     ) -> tuple[Rate, Violation | None]:
-        """The last violation, too."""
-        seen = [self._breach_of(broken, schedule) for _ in range(tries)]
+        """The last violation, too. No try begins after `until_s`."""
+        seen = list[Violation | None]()
+        while len(seen) < tries and self._clock_s() < until_s:
+            seen.append(self._breach_of(broken, schedule))
         hits = [one for one in seen if one is not None]
-        return Rate(len(hits), tries), hits[-1] if hits else None
+        return Rate(len(hits), len(seen)), hits[-1] if hits else None
 
     def _breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         self._doing(f"{broken}: {len(schedule.visits)} visits, once more")
         return self._trial.breach_of(broken, schedule)
+
+
+def _say_time_is_up(finding: SearchFinding) -> None:
+    finding.sentence = finding.sentence.removesuffix(_TIME_UP) + _TIME_UP
 
 
 def _leaves_of(finding: SearchFinding) -> set[tuple[str, str, str]]:

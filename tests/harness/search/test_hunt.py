@@ -276,6 +276,24 @@ def test_a_row_that_is_not_played_to_its_end_is_no_try(
     assert server.now_s <= 24 * play_s + 1800 + play_s + 1
 
 
+@pytest.mark.parametrize(
+    ("play_s", "rates", "is_sure"),
+    [
+        (60, ("6 of 6", "0 of 6"), True),  # 18 tries, longer than 15 minutes
+        (160, ("5 of 5", "0 of 0"), False),  # half an hour after the search's own time
+        (220, ("3 of 3", "0 of 2"), False),  # 15 minutes for the first tries
+    ],
+)
+def test_a_schedule_is_tried_as_long_as_there_is_time(
+    play_s: float, rates: tuple[str, str], is_sure: bool
+) -> None:
+    found, server = hunted(lambda one: bool(one.leaves), 30, play_s=play_s)
+    (one,) = found
+    assert (str(one.rate), str(one.control), one.is_sure) == (*rates, is_sure)
+    assert one.sentence.endswith("before it could be tried often enough.") is not is_sure
+    assert server.now_s <= 30 + 1800 + play_s
+
+
 def test_a_slot_in_twenty_leaves_is_found_though_no_schedule_alone_loses_one() -> None:
     """The schedule that met the twentieth leave breaks nothing on a fresh server."""
     server, found = MadeUpServer(lambda _: False), dict[int, SearchFinding]()
