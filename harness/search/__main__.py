@@ -35,7 +35,7 @@ from harness.records import Outcome, Protocol, Role
 from harness.search.hunt import Hunt
 from harness.search.invariants import Invariants
 from harness.search.keeper import ServerKeeper, listens
-from harness.search.messages import SearchEvent, SearchRequest
+from harness.search.messages import ALIVE_S, SearchEvent, SearchRequest
 from harness.search.requests import check_taken, find_offered
 from harness.search.schedule import Schedule, seen_in
 from harness.search.trial import BREACH_LOG, Trial
@@ -44,7 +44,7 @@ from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 256
-_SILENT_S = 120.0  # of an answer in one piece, or behind full slots, on a slow server
+_ANSWER_S = 120.0  # without a byte: one in one piece, or behind full slots, on a slow server
 Report = Callable[[SearchEvent], None]
 
 
@@ -79,13 +79,22 @@ def main() -> None:
         is_ready=lambda: _answers(session),
     )
     gevent.spawn(end_with_input, keeper.close)
+    alive = gevent.spawn(_say_alive, report)
     try:
         _search(order, session, keeper, known, wire, report)
     except (CannotDecideError, TargetError) as error:
         report(SearchEvent(event="gone", why=str(error)))
     finally:
+        alive.kill()
         keeper.close()
         session.close()
+
+
+def _say_alive(report: Report) -> None:
+    """A wait for a slow server may take longer than the silence that the command allows."""
+    while True:
+        gevent.sleep(ALIVE_S)
+        report(SearchEvent(event="alive"))
 
 
 def _search(
@@ -157,7 +166,7 @@ def _bench(order: SearchRequest, session: LoadSession, known: Known, wire: WireL
 
 
 def _patient(plan: LoadPlan) -> LoadPlan:
-    waits = {"timeout_s": _SILENT_S, "connect_timeout_s": READY_S}
+    waits = {"timeout_s": _ANSWER_S, "connect_timeout_s": READY_S}
     return plan.model_copy(update={"run": plan.run.model_copy(update=waits)})
 
 
