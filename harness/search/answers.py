@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from harness.client.live_stream import LiveStream, join_all
 from harness.conform.bench import Bench
 from harness.conform.bystanders import one_by_one, start_greedy
-from harness.experiments.idle_server import ServerFacts
+from harness.experiments.idle_server import MOST_WAITING, ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow
@@ -22,7 +22,7 @@ from harness.search.schedule import Schedule, Visit
 _MOST_BYSTANDERS: Final = 2
 _MOST_COMPARED: Final = 2  # visits of a schedule: each is asked for once more
 _NOT_TAKEN: Final = frozenset({400, 404, 405, 409, 413, 415, 422, 501})  # such a request
-_SEEN_QUEUE: Final = 2  # times the slots: as many were seen to wait when the queue was counted
+_SEEN_QUEUE: Final = 2  # times the slots, up to MOST_WAITING, waited when the queue was counted
 _LIMITED: Final = (
     "the server refused a request with status 429, though it lets requests wait for a slot: it may "
     "limit how much is asked in a minute; raise that limit for this search"
@@ -51,7 +51,7 @@ def may_refuse(facts: ServerFacts, schedule: Schedule) -> bool:
     if facts.slots is None or not facts.can_fill or facts.may_refuse:
         return True
     asked = schedule.bystanders + sum(one.n for one in schedule.visits)
-    return asked > (1 + _SEEN_QUEUE) * facts.slots
+    return asked > facts.slots + min(_SEEN_QUEUE * facts.slots, MOST_WAITING)
 
 
 def of_visit(

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from harness.conform.bench import Bench
-from harness.experiments.idle_server import ServerFacts
+from harness.experiments.idle_server import MANY_WAIT, ServerFacts, Trial, counted_queue
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Outcome, RequestRow
 from harness.search.answers import (
@@ -66,6 +66,20 @@ def test_a_queue_is_owed_to_as_many_as_were_seen_in_it() -> None:
     assert may_refuse(facts, schedule.with_visit(0, Visit(n=2)))
     assert may_refuse(facts._replace(queue=3), schedule)
     assert may_refuse(facts._replace(slots=None), schedule)
+
+
+@pytest.mark.parametrize("slots", [2, 64, 65, 300])
+def test_the_queue_was_counted_with_as_many_requests_as_are_owed_a_place(slots: int) -> None:
+    sent = list[int]()
+
+    def trial(streams: int, _tokens: int) -> Trial:
+        sent.append(streams)
+        return Trial([[1]] * streams, 0)
+
+    facts = ServerFacts(slots=slots, step_s=0.01, ttft_s=0.01, context=None)
+    assert counted_queue(trial, facts) == MANY_WAIT
+    at_once = [Schedule(seed=1, visits=(Visit(n=sent[0] + more),)) for more in (-1, 1)]
+    assert [may_refuse(facts, one) for one in at_once] == [False, True]
 
 
 def test_a_limit_of_requests_is_no_fault_and_ends_the_search() -> None:
