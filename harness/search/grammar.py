@@ -321,7 +321,7 @@ def queued(rng: random.Random, offered: Offered) -> list[Visit]:
 def whole(rng: random.Random, offered: Offered) -> list[Visit]:
     """Answers in one piece, which no client sees before they are over; some may wait for a slot."""
     leave = Leave(phase=Phase.SENT, at=rng.choice((0, 1, 5, 20)))
-    count = rng.choice((1, 2, 4, min(offered.crowd + 2, _MOST_CROWD)))
+    count = rng.choice((1, 2, 4, offered.crowd + 2))
     return [Visit(delivery=Delivery.UNARY, answer=48, leave=leave) for _ in range(count)]
 
 

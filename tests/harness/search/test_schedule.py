@@ -71,6 +71,8 @@ def test_slots_are_filled_up_to_forty(slots: int | None, running: int) -> None:
     visits = THEMES["queued"](random.Random(1), offered)
     assert sum(one.at == 0.0 and one.after is None for one in visits) == running
     assert len(visits) > running
+    counts = {len(THEMES["whole"](random.Random(seed), offered)) for seed in range(20)}
+    assert max(counts) == running + 2, "some answers in one piece wait for a slot"
     for number in range(60):
         draw(1, number, offered).check()
 
