@@ -98,7 +98,8 @@ class Texts:
     """Greedy answers, held to what the server says when nothing else runs. `learn` is called once,
     on the idle server; all else at rest. Of a server whose texts depend on what else is in a step,
     as on many devices, only another's words are a fault: an answer that differs is asked for once
-    more while others run and nobody leaves."""
+    more while others run and nobody leaves. What that shows when clients have left before is said
+    of this answer alone: it may be the damage that is looked for."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -114,21 +115,25 @@ class Texts:
         )
         looked = zip(numbers, first, second, strict=True)
         self._alone = {number: text for number, text, again in looked if text == again}
-        for number, text in self._alone.items():
-            self._look_in_a_crowd(_Asked(text, partial(self._start_bystander, number)))
+        asked = [self._bystander(number, text) for number, text in self._alone.items()]
+        self._is_steady = all(map(self._is_same_in_a_crowd, asked))
+
+    def _bystander(self, number: int, alone: str) -> "_Asked":
+        return _Asked(alone, partial(self._start_bystander, number))
 
     def _start_bystander(self, number: int) -> LiveStream:
         return start_greedy(self._bench, [number], BYSTANDER_TOKENS)[0]
 
-    def _look_in_a_crowd(self, asked: "_Asked") -> None:
+    def _is_same_in_a_crowd(self, asked: "_Asked") -> bool:
         """Whether the same answer has the same text while others begin and end."""
         bench = self._bench
         stream = asked.again()
         more, tokens = bench.crowd(_CROWD) - 1, stream.spec.max_tokens
         lengths = (tokens * part // (more + 1) for part in range(1, more + 1))
         others = [bench.start(bench.short(max(1, length))) for length in lengths]
-        self._is_steady &= self._text_of(stream) in (None, asked.alone)
+        text = self._text_of(stream)
         join_all(others, READY_S)
+        return text in (None, asked.alone)
 
     def _text_of(self, stream: LiveStream) -> str | None:
         """None: it is not answered whole."""
@@ -142,35 +147,35 @@ class Texts:
             alone = self._alone.get(number)
             if alone is None or row is None or row.outcome is not Outcome.COMPLETED:
                 continue
-            asked = _Asked(alone, partial(self._start_bystander, number))
-            yield from self._another("a greedy stream that stayed", row.answer or "", asked, others)
+            answer = row.answer or ""
+            if answer == alone:
+                continue
+            asked, whose = self._bystander(number, alone), whose_words(answer, alone, others)
+            if whose is not None or (self._is_steady and self._is_wrong(asked)):
+                yield _another_text("a greedy stream that stayed", answer, alone, whose)
+
+    def _is_wrong(self, asked: "_Asked") -> bool:
+        """It is wrong for good; or nobody but the clients that left has changed it."""
+        return self._text_of(asked.again()) != asked.alone or self._is_same_in_a_crowd(asked)
 
     def of_visits(self, played: Played) -> Iterator[Violation]:
         """Some that stayed are asked for again, alone; what shares its prompt with others first. A
         server that answers otherwise the second time, too, does not repeat itself."""
-        schedule = played.schedule
-        stayed = {
-            number: row.answer
-            for number, (visit, row) in enumerate(zip(schedule.visits, played.visits, strict=True))
-            if visit.leave is None
-            and is_greedy(visit)
-            and row is not None
-            and row.outcome is Outcome.COMPLETED
-            and row.answer
-        }
+        schedule, stayed = played.schedule, _greedy_answers(played)
         visits = schedule.visits
         order = sorted(
             stayed, key=lambda one: visits[one].repeats is None and not visits[one].shared
         )
         for number in order[:_MOST_COMPARED]:
             again = partial(self._start_visit, schedule, number)
-            seen, alone = stayed[number], self._text_of(again())
-            if alone is None or alone == seen or self._text_of(again()) != alone:
+            answer, alone = stayed[number], self._text_of(again())
+            if alone is None or alone == answer or self._text_of(again()) != alone:
                 continue
             others = self._said(schedule)
             own = others.pop(f"client {number}")
-            what = f"the greedy answer of client {number}"
-            yield from self._another(what, seen, _Asked(alone, again), others, own)
+            asked, whose = _Asked(alone, again), whose_words(answer, alone, others, own)
+            if whose is not None or (self._is_steady and self._is_same_in_a_crowd(asked)):
+                yield _another_text(f"the greedy answer of client {number}", answer, alone, whose)
 
     def _start_visit(self, schedule: Schedule, number: int) -> LiveStream:
         bench = self._bench
@@ -182,28 +187,33 @@ class Texts:
         numbers = range(len(schedule.visits))
         return {f"client {one}": text_of(self._bench, schedule, one) for one in numbers}
 
-    def _another(
-        self, what: str, answer: str, asked: "_Asked", others: Mapping[str, str], own: str = ""
-    ) -> Iterator[Violation]:
-        alone = asked.alone
-        if answer == alone:
-            return
-        said = f"{what} has not the text that it has alone"
-        if (whose := whose_words(answer, alone, others, own)) is not None:
-            said += f", but words of {whose}"
-        elif self._is_steady and self._text_of(asked.again()) == alone:  # else wrong for good
-            self._look_in_a_crowd(asked)
-        if whose is None and not self._is_steady:
-            return
-        evidence = {"alone": alone[:_SHOWN], "seen": answer[:_SHOWN]}
-        yield Violation(broken=Broken.TEXT, said=said, evidence=evidence)
-
 
 class _Asked(NamedTuple):
     """An answer's text `alone`, and how the same is asked for `again`."""
 
     alone: str
     again: Callable[[], LiveStream]
+
+
+def _greedy_answers(played: Played) -> dict[int, str]:
+    """The whole answers of clients that stayed, by their number."""
+    pairs = enumerate(zip(played.schedule.visits, played.visits, strict=True))
+    return {
+        number: row.answer
+        for number, (visit, row) in pairs
+        if visit.leave is None
+        and is_greedy(visit)
+        and row is not None
+        and row.outcome is Outcome.COMPLETED
+        and row.answer
+    }
+
+
+def _another_text(what: str, answer: str, alone: str, whose: str | None) -> Violation:
+    said = f"{what} has not the text that it has alone"
+    said += "" if whose is None else f", but words of {whose}"
+    evidence = {"alone": alone[:_SHOWN], "seen": answer[:_SHOWN]}
+    return Violation(broken=Broken.TEXT, said=said, evidence=evidence)
 
 
 def whose_words(answer: str, alone: str, others: Mapping[str, str], own: str = "") -> str | None:

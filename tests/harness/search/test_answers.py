@@ -129,7 +129,7 @@ class MadeUpBench:
 
     def __init__(self, text: str = "one two", *, beside: str = "") -> None:
         self.text, self.beside = text, beside
-        self.running = 0
+        self.running = self.asked_for = 0
         self.session = SimpleNamespace(
             plan=SimpleNamespace(
                 target=load_target("reference"),
@@ -146,6 +146,7 @@ class MadeUpBench:
 
     def start(self, spec: RequestSpec, _text: str = "") -> Any:
         self.running += 1
+        self.asked_for += 1
         return SimpleNamespace(spec=spec, join=self._join)
 
     def _join(self, _longest_s: float) -> RequestRow:
@@ -175,6 +176,28 @@ def test_a_text_that_changes_when_others_run_is_no_fault_and_one_that_is_wrong_f
     found = list(texts.of_visits(Played(stays, [whole("one four")], [])))
     assert bool(found) is is_found
     assert not list(texts.of_visits(Played(stays, [whole(then)], [])))
+
+
+def test_a_text_that_changes_among_others_once_is_looked_at_again_in_the_next_try() -> None:
+    """On a server on which clients have left, that may be the damage."""
+    bench = MadeUpBench()
+    texts = Texts(cast(Bench, bench))
+    texts.learn()
+    stays = Schedule(seed=1, visits=(STAYS,), bystanders=1)
+    other = Played(stays, [whole("one four")], [whole("one four")])
+    bench.beside = "one three"
+    assert not [*texts.of_bystanders(other), *texts.of_visits(other)]
+    bench.beside = ""
+    assert len([*texts.of_bystanders(other), *texts.of_visits(other)]) == 2
+
+
+def test_a_visit_is_asked_for_twice_alone_and_once_among_others() -> None:
+    bench = MadeUpBench()
+    texts = Texts(cast(Bench, bench))
+    texts.learn()
+    bench.asked_for = 0
+    assert list(texts.of_visits(Played(Schedule(seed=1, visits=(STAYS,)), [whole("four")], [])))
+    assert bench.asked_for == 2 + bench.crowd(8)
 
 
 def test_how_streams_that_stay_have_ended() -> None:
