@@ -8,9 +8,10 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from harness.client.live_stream import LiveStream, join_all
+from harness.client.session import LoadSession
 from harness.conform.bench import Bench
 from harness.conform.bystanders import one_by_one, start_greedy
-from harness.experiments.idle_server import MOST_WAITING, ServerFacts
+from harness.experiments.idle_server import MANY_WAIT, MOST_WAITING, ServerFacts, count_queue
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow
@@ -23,9 +24,11 @@ _MOST_BYSTANDERS: Final = 2
 _MOST_COMPARED: Final = 2  # visits of a schedule: each is asked for once more
 _NOT_TAKEN: Final = frozenset({400, 404, 405, 409, 413, 415, 422, 501})  # such a request
 _SEEN_QUEUE: Final = 2  # times the slots, up to MOST_WAITING, waited when the queue was counted
+_MINUTE_S: Final = 65.0  # and a little
 _LIMITED: Final = (
-    "the server refused a request with status 429, though it lets requests wait for a slot: it may "
-    "limit how much is asked in a minute; raise that limit for this search"
+    "the server refused a request with status 429, though it lets requests wait for a slot, and a "
+    "minute later it let as many wait again: it may limit how much is asked in a minute; raise "
+    "that limit for this search"
 )
 _SHOWN: Final = 200  # characters
 _CROWD: Final = 8
@@ -34,16 +37,45 @@ _PIECE: Final = 24  # characters that nobody says by chance
 
 
 def of_visits(played: Played, *, can_refuse: bool) -> Iterator[Violation]:
-    """How they ended. `can_refuse`: the server may have no place for one of them. Raises
-    CannotDecideError if it seems to limit how much is asked."""
+    """How they ended. `can_refuse`: the server may have no place for one of them."""
     pairs = zip(played.schedule.visits, played.visits, strict=True)
     for number, (visit, row) in enumerate(pairs):
-        is_limited = row is not None and row.status_code == HTTPStatus.TOO_MANY_REQUESTS
-        if is_limited and not can_refuse:
-            raise CannotDecideError(_LIMITED)
         if (found := of_visit(visit, row, can_refuse=can_refuse)) is not None:
             broken, said = found
             yield Violation(broken=broken, said=f"visit {number}: {said}")
+
+
+class Refusals:
+    """Tells places in a queue that did not come back from a limit on how much is asked in a minute,
+    which refuses whoever leaves. `count_places`: sends more requests at once than a server that
+    queues owes a place, and returns how many waited."""
+
+    def __init__(
+        self, bench: Bench, count_places: Callable[[LoadSession, ServerFacts], int] = count_queue
+    ) -> None:
+        self._bench = bench
+        self._count_places = count_places
+        self._is_no_limit = False
+
+    def check(self, played: Played, come_to_rest: Callable[[], object]) -> None:
+        """Of a server that can have a place for all. `come_to_rest` is called before it is asked
+        again. Raises CannotDecideError if it seems to have a limit."""
+        is_limited = any(
+            row is not None and row.status_code == HTTPStatus.TOO_MANY_REQUESTS
+            for row in played.visits
+        )
+        if not is_limited or self._is_no_limit:
+            return
+        come_to_rest()
+        if not self._refuses():
+            return
+        self._bench.pause(_MINUTE_S)
+        if not self._refuses():
+            raise CannotDecideError(_LIMITED)
+        self._is_no_limit = True
+
+    def _refuses(self) -> bool:
+        return self._count_places(self._bench.session, self._bench.facts) < MANY_WAIT
 
 
 def may_refuse(facts: ServerFacts, schedule: Schedule) -> bool:

@@ -1,5 +1,6 @@
 """What a server owes a client, seen in how its request ended."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from harness.experiments.idle_server import MANY_WAIT, ServerFacts, Trial, count
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Outcome, RequestRow
 from harness.search.answers import (
+    Refusals,
     Texts,
     may_refuse,
     of_bystanders,
@@ -82,12 +84,47 @@ def test_the_queue_was_counted_with_as_many_requests_as_are_owed_a_place(slots: 
     assert [may_refuse(facts, one) for one in at_once] == [False, True]
 
 
-def test_a_limit_of_requests_is_no_fault_and_ends_the_search() -> None:
+@pytest.mark.parametrize(
+    ("status", "waiting", "waits", "is_limit"),
+    [
+        (429, [4, MANY_WAIT], ["rest", 65.0], True),
+        (429, [4, 4], ["rest", 65.0], False),
+        (429, [MANY_WAIT], ["rest"], False),
+        (503, [], [], False),
+    ],
+)
+def test_only_a_server_that_lets_as_many_wait_a_minute_later_has_a_limit(
+    status: int, waiting: list[int], waits: list[Any], is_limit: bool
+) -> None:
+    """Places that never come back are a fault, and so are those that come back at rest."""
+    row = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.REJECTED, status_code=status)
+    refused, seen = Played(Schedule(seed=1, visits=(STAYS,)), [row], []), list[Any]()
+    bench: Any = SimpleNamespace(session=None, facts=None, pause=seen.append)
+    refusals = Refusals(bench, lambda *_: waiting.pop(0))
+    with (
+        pytest.raises(CannotDecideError, match="it may limit how much is asked in a minute")
+        if is_limit
+        else nullcontext()
+    ):
+        refusals.check(refused, lambda: seen.append("rest"))
+    assert (seen, waiting) == (waits, [])
+    assert [one.broken for one in of_visits(refused, can_refuse=False)] == [Broken.CUT]
+    assert not list(of_visits(refused, can_refuse=True))
+
+
+def test_a_server_that_refuses_for_good_is_not_asked_again() -> None:
     row = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.REJECTED, status_code=429)
-    limited = Played(Schedule(seed=1, visits=(STAYS,)), [row], [])
-    assert not list(of_visits(limited, can_refuse=True))
-    with pytest.raises(CannotDecideError, match="it may limit how much is asked in a minute"):
-        list(of_visits(limited, can_refuse=False))
+    refused, asked = Played(Schedule(seed=1, visits=(STAYS,)), [row], []), list[int]()
+    bench: Any = SimpleNamespace(session=None, facts=None, pause=lambda _: None)
+
+    def count_places(*_: Any) -> int:
+        asked.append(1)
+        return 0
+
+    refusals = Refusals(bench, count_places)
+    for _ in range(3):
+        refusals.check(refused, lambda: None)
+    assert len(asked) == 2
 
 
 def test_an_id_that_is_still_in_use_may_be_refused_but_not_cut() -> None:
