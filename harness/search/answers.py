@@ -2,6 +2,7 @@
 that it has alone, without a word of another's.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -9,6 +10,7 @@ from typing import Final, NamedTuple
 
 from harness.client.live_stream import LiveStream, join_all
 from harness.client.session import LoadSession
+from harness.client.stream import BUSY_STATUSES
 from harness.conform.bench import Bench
 from harness.conform.bystanders import one_by_one, start_greedy
 from harness.experiments.idle_server import MANY_WAIT, MOST_WAITING, ServerFacts, count_queue
@@ -95,16 +97,23 @@ def of_visit(
         return None if may_last else (Broken.HUNG, "it has no end")
     if not has_left and row.outcome is Outcome.CUT_OFF:
         return Broken.HUNG, "what its client was to read before it leaves has never come"
-    if has_left or row.outcome is Outcome.ABANDONED or row.status_code in _NOT_TAKEN:
+    if has_left or row.outcome is Outcome.ABANDONED:
         return None
-    if visit.same_id and row.status_code not in (None, HTTPStatus.OK):
-        return None  # its id may still be in use
+    if re.fullmatch(excused_by(visit, can_refuse=can_refuse), str(row.status_code)):
+        return None
     if row.outcome is Outcome.REJECTED:
         said = f"the server, which has a queue, refused it: {row.error}"
         return None if can_refuse else (Broken.CUT, said)
     if row.outcome is not Outcome.COMPLETED:
         return Broken.CUT, f"it was cut before its client left: {row.error or row.outcome}"
     return _wrong_length(visit, row)
+
+
+def excused_by(visit: Visit, *, can_refuse: bool) -> str:
+    """A pattern of the statuses with which the server may refuse it, here and in repro.py."""
+    if visit.same_id:
+        return "[345].."  # its id may still be in use
+    return "|".join(map(str, sorted(_NOT_TAKEN | (BUSY_STATUSES if can_refuse else frozenset()))))
 
 
 def _wrong_length(visit: Visit, row: RequestRow) -> tuple[Broken, str] | None:

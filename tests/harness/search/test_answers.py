@@ -132,6 +132,7 @@ def test_an_id_that_is_still_in_use_may_be_refused_but_not_cut() -> None:
     again = Visit(answer=8, **same)
     assert broken(again, outcome=Outcome.FAILED, status_code=500) is None
     assert broken(again, outcome=Outcome.FAILED, status_code=200) is Broken.CUT
+    assert broken(again, outcome=Outcome.FAILED) is Broken.CUT
 
 
 def test_a_request_that_the_server_does_not_take_is_no_fault() -> None:
