@@ -119,12 +119,8 @@ def _search(
     )
     tells.doing("measuring the idle server: its texts, its gauges, its memory")
     invariants.learn()
-    hunt = Hunt(
-        Trial(bench, invariants, keeper, wire, tells.folder),
-        found=tells.found,
-        played=tells.played,
-        doing=tells.doing,
-    )
+    trial = Trial(bench, invariants, keeper, wire, tells.folder)
+    hunt = Hunt(trial, found=tells.found, played=tells.played, doing=tells.doing)
     tells.doing("asking for each feature once")
     report(SearchEvent(event="over", why=_run(order, bench, hunt)))
 

@@ -116,6 +116,16 @@ def excused_by(visit: Visit, *, can_refuse: bool) -> str:
     return "|".join(map(str, sorted(_NOT_TAKEN | (BUSY_STATUSES if can_refuse else frozenset()))))
 
 
+def taken_of(played: Played) -> Schedule:
+    """The schedule without what the server is seen not to take, such as two features at once."""
+    refused = frozenset(
+        number
+        for number, row in enumerate(played.visits)
+        if row is not None and row.status_code in _NOT_TAKEN
+    )
+    return played.schedule.without(refused)
+
+
 def _wrong_length(visit: Visit, row: RequestRow) -> tuple[Broken, str] | None:
     """Only an answer that says it ended for its length has a length to be held to."""
     if row.finish_reason != "length" or visit.n > 1 or row.completion_tokens is None:

@@ -54,6 +54,8 @@ class Tries(Protocol):
 
     @property
     def is_fresh(self) -> bool: ...
+    @property
+    def taken(self) -> Schedule: ...
     def broken_by(self, schedule: Schedule) -> list[Violation]: ...
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None: ...
     def added_up(self) -> list[Violation]: ...
@@ -69,8 +71,9 @@ class Tries(Protocol):
 
 
 class Hunt:
-    """`found` is called with each finding, and again when it was seen again; `played` with each
-    schedule that was drawn and played; `doing` with what happens now, in words."""
+    """`found` is called with each finding, and again when it was seen again; `played` with what the
+    server took of each schedule that was drawn and played; `doing` with what happens now, in words.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class Hunt:
         """Whether it broke something."""
         self._doing(f"{len(schedule.visits)} visits")
         violations = self._trial.broken_by(schedule)
-        self._played(schedule)
+        self._played(self._trial.taken)
         telling = [one for one in violations if self._same_without[one.broken] < _USUAL]
         new = [one for one in telling if not self._is_known(one, schedule)]
         if new:

@@ -17,6 +17,7 @@ from harness.search.answers import (
     of_bystanders,
     of_visit,
     of_visits,
+    taken_of,
     whose_words,
 )
 from harness.search.broken import Broken
@@ -137,6 +138,13 @@ def test_an_id_that_is_still_in_use_may_be_refused_but_not_cut() -> None:
 
 def test_a_request_that_the_server_does_not_take_is_no_fault() -> None:
     assert broken(STAYS, outcome=Outcome.FAILED, status_code=400) is None
+
+
+def test_a_request_that_the_server_does_not_take_covers_nothing() -> None:
+    refused = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.FAILED, status_code=400)
+    both = Schedule(seed=1, visits=(LEAVES, STAYS, LEAVES))
+    assert taken_of(Played(both, [refused, whole("one"), None], [])).visits == (STAYS, LEAVES)
+    assert not taken_of(Played(both, [refused] * 3, [])).leaves
 
 
 def test_only_a_client_that_stays_is_owed_an_end() -> None:

@@ -40,6 +40,7 @@ class MadeUpServer:
         self.left = 0
         self.now_s = 0.0
         self.starts = 0
+        self.taken = Schedule(seed=0, visits=())
 
     def clock_s(self) -> float:
         return self.now_s
@@ -123,6 +124,19 @@ def test_a_request_for_several_answers_that_is_left_is_all_that_stays() -> None:
     assert one.wire == {"requests": 1}
     assert "asks for 2 answers" in one.sentence
     assert one.sentence.endswith("then: 1 of 4 slots is still held.")
+
+
+def test_only_what_the_server_took_counts_as_played() -> None:
+    server, played = MadeUpServer(lambda _: False), list[Schedule]()
+    hunt = Hunt(
+        server,
+        found=lambda _: None,
+        played=played.append,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    hunt.run(OFFERED, seed=1, seconds=3, themes=())
+    assert played == [server.taken] * 3
 
 
 def test_what_breaks_without_any_leave_is_no_finding_about_leaving() -> None:
