@@ -19,8 +19,9 @@ from harness.store.search_result import SearchFinding
 
 OFFERED = Offered(
     slots=4,
-    chunk=64,
+    chunks=(64,),
     long_prompt=128,
+    longest_prompt=128,
     long_answer=100,
     features=frozenset(),
     ways=(Way.FIN,),
