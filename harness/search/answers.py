@@ -18,7 +18,7 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow
 from harness.search.broken import Broken, Violation
-from harness.search.play import BYSTANDER_TOKENS, Played
+from harness.search.play import Played, bystander_tokens
 from harness.search.requests import is_greedy, spec_of, text_of
 from harness.search.schedule import Schedule, Visit
 
@@ -159,10 +159,9 @@ class Texts:
 
     def learn(self) -> None:
         """Raises CannotDecideError if the server does not answer."""
-        numbers = range(1, _MOST_BYSTANDERS + 1)
+        numbers, tokens = range(1, _MOST_BYSTANDERS + 1), bystander_tokens(self._bench)
         first, second = (
-            [row.answer or "" for row in one_by_one(self._bench, numbers, BYSTANDER_TOKENS)]
-            for _ in range(2)
+            [row.answer or "" for row in one_by_one(self._bench, numbers, tokens)] for _ in range(2)
         )
         looked = zip(numbers, first, second, strict=True)
         self._alone = {number: text for number, text, again in looked if text == again}
@@ -173,7 +172,7 @@ class Texts:
         return _Asked(alone, partial(self._start_bystander, number))
 
     def _start_bystander(self, number: int) -> LiveStream:
-        return start_greedy(self._bench, [number], BYSTANDER_TOKENS)[0]
+        return start_greedy(self._bench, [number], bystander_tokens(self._bench))[0]
 
     def _is_same_in_a_crowd(self, asked: "_Asked") -> bool:
         """Whether the same answer has the same text while others begin and end."""

@@ -10,7 +10,7 @@ from harness.conform.bench import Bench
 from harness.records import Delivery, Role, Way
 from harness.search.answers import excused_by, may_refuse
 from harness.search.broken import WAITED_S, WAY, Broken, Violation
-from harness.search.play import BYSTANDER_TOKENS, longest_of
+from harness.search.play import bystander_tokens, longest_of
 from harness.search.requests import is_greedy, spec_of, text_of
 from harness.search.schedule import Phase, Schedule, Visit
 from harness.workload.abandon import RequestSpec
@@ -67,7 +67,7 @@ def _short(bench: Bench, client: StreamClient) -> dict[str, Any]:
 
 def _greedy(bench: Bench, client: StreamClient, number: int) -> dict[str, Any]:
     """A bystander, which may find no slot."""
-    spec = bench.short(BYSTANDER_TOKENS, role=Role.CANARY)
+    spec = bench.short(bystander_tokens(bench), role=Role.CANARY)
     message = _message(client, spec, _canary(bench, spec, number))
     return message | {"may_end": _WHOLE_OR.format("|".join(map(str, sorted(BUSY_STATUSES))))}
 
