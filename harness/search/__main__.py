@@ -35,7 +35,7 @@ from harness.records import Outcome, Protocol, Role
 from harness.search.hunt import Hunt
 from harness.search.invariants import Invariants
 from harness.search.keeper import ServerKeeper, listens
-from harness.search.messages import SearchEvent, SearchRequest
+from harness.search.messages import ALIVE_S, SearchEvent, SearchRequest
 from harness.search.requests import check_taken, find_offered
 from harness.search.schedule import Schedule, seen_in
 from harness.search.trial import BREACH_LOG, Trial
@@ -44,7 +44,7 @@ from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 256
-_SILENT_S = 120.0  # of an answer in one piece, or behind full slots, on a slow server
+_ANSWER_S = 120.0  # without a byte: one in one piece, or behind full slots, on a slow server
 Report = Callable[[SearchEvent], None]
 
 
@@ -79,13 +79,22 @@ def main() -> None:
         is_ready=lambda: _answers(session),
     )
     gevent.spawn(end_with_input, keeper.close)
+    alive = gevent.spawn(_say_alive, report)
     try:
         _search(order, session, keeper, known, wire, report)
     except (CannotDecideError, TargetError) as error:
         report(SearchEvent(event="gone", why=str(error)))
     finally:
+        alive.kill()
         keeper.close()
         session.close()
+
+
+def _say_alive(report: Report) -> None:
+    """A wait for a slow server may take longer than the silence that the command allows."""
+    while True:
+        gevent.sleep(ALIVE_S)
+        report(SearchEvent(event="alive"))
 
 
 def _search(
@@ -96,52 +105,62 @@ def _search(
     wire: WireLog,
     report: Report,
 ) -> None:
-    def doing(what: str) -> None:
-        report(SearchEvent(event="doing", doing=what))
-
-    pid = order.suite.pid
+    tells = _Tells(report, Path(order.suite.folder))
     if keeper.can_start:
         order.suite.pid = None  # another one after each start: none is watched for its rest
     if order.starts_first:
         keeper.start()
     bench = _bench(order, session, known, wire)
     report(SearchEvent(event="facts", facts=bench.facts._asdict()))
-    log = order.log or (str(Path(order.suite.folder) / "server.log") if keeper.can_start else None)
     invariants = Invariants(
         bench,
-        log=None if log is None else Path(log),
-        pid=lambda: keeper.pid if keeper.can_start else pid,
+        log=_log_of(order, keeper),
+        pid=lambda: keeper.pid if keeper.can_start else order.suite.pid,
     )
-    doing("measuring the idle server: its texts, its gauges, its memory")
+    tells.doing("measuring the idle server: its texts, its gauges, its memory")
     invariants.learn()
-    folder, count = Path(order.suite.folder), 0
+    trial = Trial(bench, invariants, keeper, wire, tells.folder)
+    hunt = Hunt(trial, found=tells.found, played=tells.played, doing=tells.doing)
+    tells.doing("asking for each feature once")
+    report(SearchEvent(event="over", why=_run(order, bench, hunt)))
 
-    def found(finding: SearchFinding) -> None:
-        place, latest = folder / finding.folder, folder / BREACH_LOG
+
+class _Tells:
+    """What the hunt says becomes events, and files in `folder`."""
+
+    def __init__(self, report: Report, folder: Path) -> None:
+        self._report, self.folder = report, folder
+        self._count = 0
+
+    def doing(self, what: str) -> None:
+        self._report(SearchEvent(event="doing", doing=what))
+
+    def found(self, finding: SearchFinding) -> None:
+        place, latest = self.folder / finding.folder, self.folder / BREACH_LOG
         place.mkdir(exist_ok=True)
         if latest.exists():
             latest.replace(place / "wire.jsonl")
-        report(SearchEvent(event="found", finding=finding))
+        self._report(SearchEvent(event="found", finding=finding))
 
-    def played(schedule: Schedule) -> None:
-        nonlocal count
-        count += 1
-        report(SearchEvent(event="played", played=count, covered=list(seen_in(schedule))))
+    def played(self, schedule: Schedule) -> None:
+        self._count += 1
+        covered = list(seen_in(schedule))
+        self._report(SearchEvent(event="played", played=self._count, covered=covered))
 
-    hunt = Hunt(
-        Trial(bench, invariants, keeper, wire, folder),
-        found=found,
-        played=played,
-        doing=doing,
-    )
-    doing("asking for each feature once")
+
+def _log_of(order: SearchRequest, keeper: ServerKeeper) -> Path | None:
+    if order.log:
+        return Path(order.log)
+    return Path(order.suite.folder) / "server.log" if keeper.can_start else None
+
+
+def _run(order: SearchRequest, bench: Bench, hunt: Hunt) -> str:
+    """Why the search has ended."""
     if order.schedule is not None:
         check_taken(bench, order.schedule)
-        why = hunt.run_one(order.schedule, seconds=order.seconds)
-    else:
-        offered = find_offered(bench)
-        why = hunt.run(offered, seed=order.seed, seconds=order.seconds, themes=order.themes)
-    report(SearchEvent(event="over", why=why))
+        return hunt.run_one(order.schedule, seconds=order.seconds)
+    offered = find_offered(bench)
+    return hunt.run(offered, seed=order.seed, seconds=order.seconds, themes=order.themes)
 
 
 def _bench(order: SearchRequest, session: LoadSession, known: Known, wire: WireLog) -> Bench:
@@ -157,7 +176,7 @@ def _bench(order: SearchRequest, session: LoadSession, known: Known, wire: WireL
 
 
 def _patient(plan: LoadPlan) -> LoadPlan:
-    waits = {"timeout_s": _SILENT_S, "connect_timeout_s": READY_S}
+    waits = {"timeout_s": _ANSWER_S, "connect_timeout_s": READY_S}
     return plan.model_copy(update={"run": plan.run.model_copy(update=waits)})
 
 

@@ -102,6 +102,10 @@ class Counters:
         """Call it before a schedule."""
         self._before = self._read()
 
+    def forget(self) -> None:
+        """Call it where more is asked than the schedule's requests, before `broken`."""
+        self._before = None
+
     def broken(self, played: Played) -> Violation | None:
         """Call it when nothing runs any more, and before anything else is asked."""
         before, after = self._before, self._read()

@@ -18,7 +18,16 @@ from typing import Final
 import msgspec
 
 from harness.records import Delivery, Way
-from harness.search.schedule import MOST_VISITS, ROUTES, Feature, Leave, Phase, Schedule, Visit
+from harness.search.schedule import (
+    MOST_STEPS,
+    MOST_VISITS,
+    ROUTES,
+    Feature,
+    Leave,
+    Phase,
+    Schedule,
+    Visit,
+)
 
 _USUAL_PROMPT: Final = 32  # tokens
 _RUNS_ON: Final = 0.7  # of the answers that are left: they would outlast the settle time
@@ -27,28 +36,36 @@ _RETRIES: Final = 0.85  # of the visits that come again after a leave: the same 
 _TWINS: Final = 0.4  # of those that run beside one with the same prompt, likewise
 _SOME: Final = 16  # clients at once, where the slots are not known
 _MOST_CROWD: Final = 40  # of the slots that are filled: a schedule has room for more visits
+PAST_EDGE: Final = 9  # tokens of a prompt, at most, that ends behind the edge of a chunk
 _SEEDS: Final = 1_000_003  # between the schedules of one seed and the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """What this server takes. `slots`: None where they are not known. `chunk`: tokens of a prompt
-    that one step computes, or a guess. `long_prompt`: the longest that is asked for.
-    `filling_prompt`: the longest of which one per slot fits into memory; None: that is not known.
-    `ways`: how its clients can leave, the usual one first."""
+    """What this server takes. `slots`: None where they are not known. `chunks`: tokens of a prompt
+    that one step may compute: guesses, the least first. `long_prompt`: the longest that is asked
+    for often; `longest_prompt`: the longest of all. `token_steps`: steps that a token of a prompt
+    takes; 0 if that is not known. `filling_prompt`: the longest of which one per slot fits into
+    memory; None: that is not known. `ways`: how its clients can leave, the usual one first."""
 
     slots: int | None
-    chunk: int
+    chunks: tuple[int, ...]
     long_prompt: int
+    longest_prompt: int
     long_answer: int
     features: frozenset[Feature]
     ways: tuple[Way, ...]
     fan_out: int = 1
     filling_prompt: int | None = None
+    token_steps: float = 0.0
 
     @property
     def crowd(self) -> int:
         return min(self.slots or _SOME, _MOST_CROWD)
+
+    @property
+    def chunk(self) -> int:
+        return self.chunks[0]
 
 
 Theme = Callable[[random.Random, Offered], list[Visit]]
@@ -194,11 +211,13 @@ def burst(rng: random.Random, offered: Offered) -> list[Visit]:
 @theme
 def chunk_edge(rng: random.Random, offered: Offered) -> list[Visit]:
     """A long prompt is left around the edge of a chunk of its prefill."""
-    chunks = rng.choice((1, 2, 3))
-    prompt = min(offered.long_prompt, chunks * offered.chunk + rng.choice((-1, 0, 1, 9)))
+    chunk, longest = rng.choice(offered.chunks), offered.longest_prompt
+    chunks = min(rng.choice((1, 2, 3)), max(1, longest // chunk))
+    prompt = min(longest, chunks * chunk + rng.choice((-1, 0, 1, PAST_EDGE)))
     prompt = max(prompt, _USUAL_PROMPT)
     edge = rng.choice((0, 1, 2, chunks)) + rng.uniform(-0.3, 0.3)
-    leave = Leave(phase=Phase.SENT, at=max(0.0, edge))
+    steps = edge * max(1.0, chunk * offered.token_steps)
+    leave = Leave(phase=Phase.SENT, at=min(max(0.0, steps), MOST_STEPS))
     left = Visit(prompt=prompt, shared=rng.choice((0, prompt // 2)), leave=leave)
     again = Visit(
         after=0,
@@ -321,7 +340,7 @@ def queued(rng: random.Random, offered: Offered) -> list[Visit]:
 def whole(rng: random.Random, offered: Offered) -> list[Visit]:
     """Answers in one piece, which no client sees before they are over; some may wait for a slot."""
     leave = Leave(phase=Phase.SENT, at=rng.choice((0, 1, 5, 20)))
-    count = rng.choice((1, 2, 4, min(offered.crowd + 2, _MOST_CROWD)))
+    count = rng.choice((1, 2, 4, offered.crowd + 2))
     return [Visit(delivery=Delivery.UNARY, answer=48, leave=leave) for _ in range(count)]
 
 

@@ -16,32 +16,33 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from harness.conform.bystanders import chance_of
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 from harness.search.broken import ADDS_UP, Added, Broken, Violation
 from harness.search.grammar import Offered, draw
+from harness.search.rows import Rows, Tried
 from harness.search.schedule import Schedule, seen_in
 from harness.search.shrink import shrink
+from harness.search.tries import is_no_chance, last_try_s
 from harness.search.words import sentence_of, sentence_of_many
 from harness.store.search_result import Rate, SearchFinding
 
 _REPEATS: Final = 3  # of a schedule that broke an invariant, and of the same without leaves
 _LAST_REPEATS: Final = 6  # of the smallest, likewise
+_TRIES: Final = 24  # of one schedule that there is time for: these, and six to make it small
 _PLAYS: Final = 5  # of a schedule that is given, until it breaks something
-_CHANCE: Final = 0.05  # above it, that it comes more often with leaves may be chance
 _MANY: Final = 24  # schedules after which the hunt looks at what adds up
 _MOST: Final = 96  # that are played again to see it
 _LASTS: Final = (  # and so may add up
     *(Broken.DEAD, Broken.WEDGED, Broken.LOST, Broken.HELD, Broken.GAUGES, Broken.HANDLES),
 )
 _FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh start
-_FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
-_FOLLOW_MANY_S: Final = 600.0  # for what adds up, once for each invariant
+_FOLLOW_S: Final = 480.0  # for the first tries and making it small, at most,
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _SEEN_ONCE: Final = " It was seen once, and cannot be tried again without --restart."
 _TIME_UP: Final = " The time was up before it could be tried often enough."
@@ -53,6 +54,8 @@ class Tries(Protocol):
 
     @property
     def is_fresh(self) -> bool: ...
+    @property
+    def taken(self) -> Schedule: ...
     def broken_by(self, schedule: Schedule) -> list[Violation]: ...
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None: ...
     def added_up(self) -> list[Violation]: ...
@@ -68,8 +71,9 @@ class Tries(Protocol):
 
 
 class Hunt:
-    """`found` is called with each finding, and again when it was seen again; `played` with each
-    schedule that was drawn and played; `doing` with what happens now, in words."""
+    """`found` is called with each finding, and again when it was seen again; `played` with what the
+    server took of each schedule that was drawn and played; `doing` with what happens now, in words.
+    """
 
     def __init__(
         self,
@@ -117,7 +121,7 @@ class Hunt:
         """Whether it broke something."""
         self._doing(f"{len(schedule.visits)} visits")
         violations = self._trial.broken_by(schedule)
-        self._played(schedule)
+        self._played(self._trial.taken)
         telling = [one for one in violations if self._same_without[one.broken] < _USUAL]
         new = [one for one in telling if not self._is_known(one, schedule)]
         if new:
@@ -196,13 +200,15 @@ class Hunt:
         """Played again one after the other; the same with nobody leaving; then fewer of them. What
         is seen as soon as it is there gets twice as many: it may have been near before."""
         self._followed_many.add(broken)
-        until_s = self._clock_s() + _FOLLOW_MANY_S
+        play = partial(self._added_by, broken)
+        rows = Rows(play, ends_s=self._until_s, clock_s=self._clock_s)
         row = schedules if broken in ADDS_UP else [*schedules, *schedules]
-        last = self._make_sure_of_row(finding, row, broken, until_s)
-        if last is None or last.seen is None:
+        tried = rows.tried(row)
+        self._note_tries(finding, row, tried)
+        last = tried.last
+        if not finding.is_sure or last is None or last.seen is None:
             return
-        rate, control = finding.rate, finding.control
-        fewer, seen = self._fewer(row[: last.after], broken, last.seen, until_s)
+        fewer, seen = rows.fewer(row[: last.after], last.seen)
         self._describe_many(finding, fewer, seen, among=len(row))
         if len(fewer) > 1:
             return
@@ -211,61 +217,25 @@ class Hunt:
             self._make_sure(finding, fewer[0], broken)
         finally:
             if not finding.is_sure and not finding.is_repeat:  # one alone breaks it too seldom
-                self._describe_many(finding, row, last.seen)
-                finding.rate, finding.control, finding.is_sure = rate, control, True
+                self._note_tries(finding, row, tried)
 
-    def _make_sure_of_row(
-        self, finding: SearchFinding, row: Sequence[Schedule], broken: Broken, until_s: float
-    ) -> Added | None:
-        """The hit that took longest; None: the row is no finding. It is tried in turn with the same
-        and nobody leaving: the first try that says otherwise ends that, since the others could no
-        longer rule chance out. One that was not played to its end is no try."""
-        control = [one.staying() for one in row]
-        seen, without, is_cut = list[Added](), list[Added](), False
-        for schedules, tries in _REPEATS * ((row, seen), (control, without)):
-            one = self._added_by(broken, schedules, until_s)
-            is_cut = one is None
-            if one is None:
-                break
-            tries.append(one)
-            is_wanted = (one.seen is not None) == (tries is seen)
-            if not is_wanted:
-                break
-        last = max((one for one in seen if one.seen is not None), key=_after, default=None)
+    def _note_tries(self, finding: SearchFinding, row: Sequence[Schedule], tried: Tried) -> None:
+        last = tried.last
         if last is not None and last.seen is not None:
-            finding.rate, finding.control = _rate_in(seen), _rate_in(without)
-            finding.is_sure = _is_no_chance(finding.rate, finding.control)
+            finding.rate, finding.control = tried.rate, tried.control
+            finding.is_sure = tried.is_sure
             self._describe_many(finding, row, last.seen)
         elif not finding.rate.tries:
-            finding.rate = _rate_in(seen)
-        finding.sentence += _TIME_UP if is_cut else ""
-        return last if finding.is_sure else None
-
-    def _fewer(
-        self, row: Sequence[Schedule], broken: Broken, violation: Violation, until_s: float
-    ) -> tuple[Sequence[Schedule], Violation]:
-        """One of the halves, as long as it breaks the invariant, too."""
-        while len(row) > 1 and self._clock_s() < until_s:
-            middle = len(row) // 2
-            for half in (row[:middle], row[middle:]):
-                found = self._added_by(broken, half, until_s)
-                if found is not None and found.seen is not None:
-                    row, violation = half, found.seen
-                    break
-            else:
-                break
-        return row, violation
+            finding.rate = tried.rate
+        if tried.is_cut:
+            _say_time_is_up(finding)
 
     def _added_by(
         self, broken: Broken, schedules: Sequence[Schedule], until_s: float
     ) -> Added | None:
-        """None: the time was up before the last was played."""
-
         def doing(what: str) -> None:
             self._doing(f"{broken}: {what}, once more")
 
-        if self._clock_s() >= until_s:
-            return None
         return self._trial.added_by(broken, schedules, doing, until_s)
 
     def _describe_many(
@@ -311,33 +281,62 @@ class Hunt:
         finding.wire = self._trial.as_requests(schedule, violation)
 
     def _make_sure(self, finding: SearchFinding, drawn: Schedule, broken: Broken) -> None:
+        """Until the time is up: making it small leaves enough of it for the last tries."""
         began_s = self._clock_s()
-        finding.rate, _ = self._rate(drawn, broken, _REPEATS)
-        if not finding.rate.hits:
+        until_s = last_try_s(began_s, ends_s=self._until_s)
+        if not self._comes_by_leaves(finding, drawn, broken, until_s):
             return
-        finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS)
-        enough = 1 if broken is Broken.TEXT else finding.control.tries
-        self._same_without[broken] += finding.control.hits >= enough
-        if finding.control.hits:
-            return
-        until_s = min(began_s + _FOLLOW_S, max(self._until_s, began_s + _LEAST_FOLLOW_S))
-        small = shrink(
-            drawn,
-            lambda one: self._breach_of(broken, one) is not None,
-            rate=finding.rate.hits / finding.rate.tries,
-            go_on=lambda: self._clock_s() < until_s,
-        )
+        one_s = (self._clock_s() - began_s) / (2 * _REPEATS)
+        until_s = last_try_s(began_s, ends_s=self._until_s, tries=_TRIES, one_s=one_s)
+        small_s = max(self._until_s, began_s + _LEAST_FOLLOW_S)
+        small_s = min(began_s + _FOLLOW_S, small_s, until_s - 2 * _LAST_REPEATS * one_s)
+        small = self._made_small(drawn, broken, rate=finding.rate, until_s=small_s)
         for one in (small, drawn) if small != drawn else (drawn,):  # it may be too small by chance
-            finding.rate, seen = self._rate(one, broken, _LAST_REPEATS)
-            if seen is None:
-                continue
-            self._describe(finding, one, seen)
-            finding.control, _ = self._rate(one.staying(), broken, _LAST_REPEATS)
-            finding.is_sure = _is_no_chance(finding.rate, finding.control)
+            self._try_often(finding, one, broken, until_s)
             if finding.is_sure:
                 break
+        if not finding.is_sure and self._clock_s() >= until_s:
+            _say_time_is_up(finding)
         if finding.is_sure and self._is_old(finding):
             finding.is_sure, finding.is_repeat = False, True
+
+    def _comes_by_leaves(
+        self, finding: SearchFinding, drawn: Schedule, broken: Broken, until_s: float
+    ) -> bool:
+        """It breaks the invariant again, and does not where nobody leaves."""
+        finding.rate, _ = self._rate(drawn, broken, _REPEATS, until_s)
+        if finding.rate.hits:
+            finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS, until_s)
+        rates = (finding.rate, finding.control) if finding.rate.hits else (finding.rate,)
+        if any(one.tries < _REPEATS for one in rates):
+            _say_time_is_up(finding)
+            return False
+        enough = 1 if broken is Broken.TEXT else _REPEATS
+        self._same_without[broken] += finding.control.hits >= enough
+        return finding.rate.hits > 0 and not finding.control.hits
+
+    def _made_small(
+        self, drawn: Schedule, broken: Broken, *, rate: Rate, until_s: float
+    ) -> Schedule:
+        return shrink(
+            drawn,
+            lambda one: self._breach_of(broken, one) is not None,
+            rate=rate.hits / rate.tries,
+            go_on=lambda: self._clock_s() < until_s,
+        )
+
+    def _try_often(
+        self, finding: SearchFinding, schedule: Schedule, broken: Broken, until_s: float
+    ) -> None:
+        rate, seen = self._rate(schedule, broken, _LAST_REPEATS, until_s)
+        if not rate.tries:  # what is known of the one that was drawn stays
+            return
+        finding.rate = rate
+        if seen is None:
+            return
+        self._describe(finding, schedule, seen)
+        finding.control, _ = self._rate(schedule.staying(), broken, _LAST_REPEATS, until_s)
+        finding.is_sure = is_no_chance(finding.rate, finding.control)
 
     def _is_old(self, finding: SearchFinding) -> bool:
         """An earlier finding has the same leaves."""
@@ -349,29 +348,22 @@ class Hunt:
         )
 
     def _rate(
-        self, schedule: Schedule, broken: Broken, tries: int
+        self, schedule: Schedule, broken: Broken, tries: int, until_s: float
     ) -> tuple[Rate, Violation | None]:
-        """The last violation, too."""
-        seen = [self._breach_of(broken, schedule) for _ in range(tries)]
+        """The last violation, too. No try begins after `until_s`."""
+        seen = list[Violation | None]()
+        while len(seen) < tries and self._clock_s() < until_s:
+            seen.append(self._breach_of(broken, schedule))
         hits = [one for one in seen if one is not None]
-        return Rate(len(hits), tries), hits[-1] if hits else None
+        return Rate(len(hits), len(seen)), hits[-1] if hits else None
 
     def _breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         self._doing(f"{broken}: {len(schedule.visits)} visits, once more")
         return self._trial.breach_of(broken, schedule)
 
 
-def _after(added: Added) -> int:
-    return added.after
-
-
-def _rate_in(tries: Sequence[Added]) -> Rate:
-    return Rate(sum(one.seen is not None for one in tries), len(tries))
-
-
-def _is_no_chance(rate: Rate, control: Rate) -> bool:
-    hits, tries = rate.hits + control.hits, rate.tries + control.tries
-    return chance_of(rate.hits, rate.tries, of_all=hits, among=tries) <= _CHANCE
+def _say_time_is_up(finding: SearchFinding) -> None:
+    finding.sentence = finding.sentence.removesuffix(_TIME_UP) + _TIME_UP
 
 
 def _leaves_of(finding: SearchFinding) -> set[tuple[str, str, str]]:

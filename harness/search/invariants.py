@@ -20,7 +20,7 @@ from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import SLOWER
 from harness.search.accounts import Counters, Gauges
-from harness.search.answers import Texts, may_refuse, of_bystanders, of_visits
+from harness.search.answers import Refusals, Texts, may_refuse, of_bystanders, of_visits
 from harness.search.broken import ADDS_UP, WAY, Broken, Violation
 from harness.search.play import Played
 from harness.search.process import Process
@@ -48,7 +48,7 @@ class Invariants:
         pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._bench = bench
-        self._texts = Texts(bench)
+        self._texts, self._refusals = Texts(bench), Refusals(bench)
         self._gauges, self._counters = Gauges(bench), Counters(bench)
         self._process = Process(pid, log)
 
@@ -99,6 +99,8 @@ class Invariants:
 
     def _found(self, played: Played, only: Broken | None = None) -> Iterator[Violation]:
         can_refuse = may_refuse(self._bench.facts, played.schedule)
+        if not can_refuse and only in (None, Broken.CUT):
+            self._refusals.check(played, self._come_to_rest)
         yield from of_visits(played, can_refuse=can_refuse)
         yield from of_bystanders(played)
         self._all_leave()
@@ -112,6 +114,12 @@ class Invariants:
             yield from self._at_rest(played)
         if only in ADDS_UP:
             yield from self.added_up()
+
+    def _come_to_rest(self) -> None:
+        """What is asked next is not counted."""
+        self._all_leave()
+        self._outlast()
+        self._counters.forget()
 
     def _all_leave(self) -> None:
         """Clients leave that read on, too, and clients that no server can know to have left."""

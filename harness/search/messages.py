@@ -1,13 +1,15 @@
 """The search's order to its load process (the first line of standard input), and the events that
 the process reports, one JSON line each (on its standard output)."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from harness.conform.messages import SuiteRequest
 from harness.search.schedule import Schedule
 from harness.store.search_result import SearchFinding
+
+ALIVE_S: Final = 60.0  # between two events that only say that the process works
 
 
 class SearchRequest(msgspec.Struct, kw_only=True):
@@ -26,11 +28,12 @@ class SearchRequest(msgspec.Struct, kw_only=True):
 
 
 class SearchEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`facts`: of the idle server. `played`: how many schedules so far, and what they covered.
-    `doing`: what the search does now. `found`: a finding, and again when more is known of it.
-    `over`: no more can be searched; `gone`: the server does not serve at all."""
+    """`alive`: it works, though a wait takes long. `facts`: of the idle server. `played`: how many
+    schedules so far, and what they covered. `doing`: what the search does now. `found`: a finding,
+    and again when more is known of it. `over`: no more can be searched; `gone`: the server does not
+    serve at all."""
 
-    event: Literal["facts", "played", "doing", "found", "over", "gone"]
+    event: Literal["alive", "facts", "played", "doing", "found", "over", "gone"]
     facts: dict[str, Any] = {}
     played: int = 0
     covered: list[tuple[str, str, str]] = []

@@ -11,12 +11,12 @@ from harness.client.live_stream import LiveStream, join_all
 from harness.conform.bench import Bench
 from harness.conform.bystanders import start_greedy
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.patience import READY_S
+from harness.experiments.patience import READY_S, SLOWER
 from harness.records import RequestRow, Way
 from harness.search.requests import spec_of, text_of
 from harness.search.schedule import Leave, Phase, Schedule
 
-BYSTANDER_TOKENS: Final = 64
+_BYSTANDER_TOKENS: Final = (8, 64)  # at least and at most
 _OWN_BUG: Final = "a bug of the client"
 _ENDS_IN: Final = 4  # times its typical time, and the time for a slot: of an answer
 _SLOTS_FOR_ONE: Final = 4  # that runs at the least, if memory and not slots is the limit
@@ -34,7 +34,8 @@ class Played:
 
 def play(bench: Bench, schedule: Schedule) -> Played:
     """Raises CannotDecideError if our own client cannot do what the schedule asks for."""
-    stays = start_greedy(bench, range(1, schedule.bystanders + 1), BYSTANDER_TOKENS)
+    tokens = bystander_tokens(bench)
+    stays = start_greedy(bench, range(1, schedule.bystanders + 1), tokens)
     for one in stays:
         one.wait_tokens(1, bench.patience.filler_s)
     players = [_Player(bench, schedule, number) for number in range(len(schedule.visits))]
@@ -48,8 +49,16 @@ def play(bench: Bench, schedule: Schedule) -> Played:
     for row in rows:
         if row is not None and (row.error or "").startswith(_OWN_BUG):
             raise CannotDecideError(f"the schedule cannot be played: {row.error}")
-    stays_s = READY_S + _ENDS_IN * (bench.ttft_s + BYSTANDER_TOKENS * bench.step_s)
+    stays_s = READY_S + _ENDS_IN * (bench.ttft_s + tokens * bench.step_s)
     return Played(schedule, rows, join_all(stays, stays_s))
+
+
+def bystander_tokens(bench: Bench) -> int:
+    """Of a greedy stream that stays: of a slow server so few that it ends in READY_S when nothing
+    else runs."""
+    least, most = _BYSTANDER_TOKENS
+    in_time = int((READY_S / SLOWER - bench.ttft_s) / bench.step_s)
+    return max(least, min(most, in_time))
 
 
 def longest_of(bench: Bench, schedule: Schedule) -> float:

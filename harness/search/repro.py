@@ -3,6 +3,7 @@ issue. Nothing is sent anywhere."""
 
 import json
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from textwrap import fill, shorten
@@ -28,30 +29,45 @@ def write_repro(place: Path, finding: SearchFinding, result: SearchResult) -> No
 
 
 def repro_text(finding: SearchFinding, result: SearchResult) -> str:
-    wire, text = finding.wire, _TEMPLATE.read_text(encoding="utf-8")
-    requests = [f"json.loads({_literal(one)})" for one in wire["requests"]]
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    filled = _of_finding(finding) | _of_server(result) | _of_wire(finding.wire)
+    for name, value in filled.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _of_finding(finding: SearchFinding) -> dict[str, str]:
     sentence = _harmless(finding.sentence)
-    filled = {
+    return {
         "SENTENCE": fill(sentence, max(_WIDTH, len(sentence) // _SENTENCE_PARTS)),
-        "WALKAWAY": result.walkaway,
-        "SERVER": _harmless(_server(result)),
-        "SEEN_BY": wire["seen_by"],
         "RATE": str(finding.rate),
         "FRESH": ", each on a server started afresh" if finding.is_fresh else "",
         "CONTROL": str(finding.control),
-        "URL": _harmless(result.target.url),
+    }
+
+
+def _of_server(result: SearchResult) -> dict[str, str]:
+    url = result.target.url
+    return {
+        "WALKAWAY": result.walkaway,
+        "SERVER": _harmless(_server(result)),
+        "URL": _harmless(url),
+        "PAGES": repr([_page(one, url) for one in result.target.metrics_urls]),
+    }
+
+
+def _of_wire(wire: Mapping[str, Any]) -> dict[str, str]:
+    requests = [f"json.loads({_literal(one)})" for one in wire["requests"]]
+    return {
+        "SEEN_BY": wire["seen_by"],
         "SLOTS": str(wire["slots"]),
         "SETTLE_S": str(wire["settle_s"]),
         "PATIENCE_S": str(wire["patience_s"]),
-        "PAGES": repr([_page(one, result.target.url) for one in result.target.metrics_urls]),
         "GAUGES": repr("|".join(map(re.escape, wire["gauges"])) or "(?!)"),
         "SHORT": _literal(wire["short"]),
         "GREEDY": _literal(wire["greedy"]),
         "REQUESTS": (",\n    " if len(requests) <= _MOST_LINES else ", ").join(requests),
     }
-    for name, value in filled.items():
-        text = text.replace(f"@{name}@", value)
-    return text
 
 
 def issue_text(finding: SearchFinding, result: SearchResult) -> str:

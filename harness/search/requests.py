@@ -12,14 +12,14 @@ from harness.conform.bench import Bench
 from harness.conform.cases.silences import tool_call
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome, Role
-from harness.search.grammar import Offered
+from harness.search.grammar import PAST_EDGE, Offered
 from harness.search.schedule import MOST_ANSWER, Feature, Schedule, Visit, ways_of
 from harness.workload.abandon import RequestSpec
 from harness.workload.prompts import prompt
 
 _LOOK_TOKENS: Final = 4
 _FAN_OUTS: Final = (4, 2)  # answers to one request, the most first
-_CHUNK: Final = 256  # tokens, where nothing says how many a step computes
+_CHUNKS: Final = (256, 512, 2048, 8192)  # tokens: nothing says how many a step computes
 _LONG: Final = 2048  # tokens of a prompt, where the context allows it
 _LONG_S: Final = 0.5  # that it takes at most, until its first token
 _LEAST: Final = 64
@@ -108,16 +108,19 @@ def find_offered(bench: Bench) -> Offered:
     features = {one for one in Feature if _is_taken(bench, Visit(features=(one,)))}
     more = _LOOK_TOKENS + 1  # than one answer has
     fan_out = next((n for n in _FAN_OUTS if _is_taken(bench, Visit(n=n), tokens=more)), 1)
-    long_prompt = _long_prompt(bench)
+    long_prompt, token_s = _long_prompt(bench)
+    chunks = _chunks(bench, long_prompt)
     return Offered(
         slots=facts.slots if facts.can_fill else None,
-        chunk=min(_CHUNK, long_prompt),
+        chunks=chunks,
         long_prompt=long_prompt,
+        longest_prompt=max(long_prompt, chunks[-1] + PAST_EDGE),
         long_answer=min(MOST_ANSWER, bench.patience.answer_tokens),
         features=frozenset(features),
         ways=ways_of(bench.session.plan.target),
         fan_out=fan_out,
         filling_prompt=bench.capacity.prompt_tokens or None,
+        token_steps=token_s / facts.step_s,
     )
 
 
@@ -131,18 +134,43 @@ def check_taken(bench: Bench, schedule: Schedule) -> None:
         )
 
 
-def _long_prompt(bench: Bench) -> int:
-    """Its length in tokens: many chunks if possible, but quick enough to be asked for often."""
+def _long_prompt(bench: Bench) -> tuple[int, float]:
+    """Its length in tokens: many chunks if possible, but quick enough to be asked for often; and
+    the seconds that each token takes, 0 if that is not known."""
     context = bench.facts.context
     tokens = _LONG if context is None else min(_LONG, context // 2)
+    if (took_s := _first_token_s(bench, tokens)) is None:
+        return _LEAST, 0.0
+    token_s = max(0.0, took_s - bench.facts.ttft_s) / tokens
+    return max(_LEAST, min(tokens, int(tokens * _LONG_S / took_s))), token_s
+
+
+def _chunks(bench: Bench, long_prompt: int) -> tuple[int, ...]:
+    """Those whose edge a prompt crosses, also a longer one if it is quick enough and leaves the
+    context room for an answer; else one that the long prompt just crosses."""
+    crossed = list[int]()
+    for chunk in _CHUNKS:
+        tokens = chunk + PAST_EDGE
+        if tokens > long_prompt:
+            has_room = bench.room(tokens) >= bench.patience.answer_tokens
+            if long_prompt < _LONG or not has_room:
+                break
+            took_s = _first_token_s(bench, tokens)
+            if took_s is None or took_s > _LONG_S:
+                break
+        crossed.append(chunk)
+    return tuple(crossed) or (long_prompt - PAST_EDGE,)
+
+
+def _first_token_s(bench: Bench, prompt_tokens: int) -> float | None:
+    """None: the server does not answer such a prompt."""
     try:
-        row = bench.ask(bench.short(1, prompt_tokens=tokens))
+        row = bench.ask(bench.short(1, prompt_tokens=prompt_tokens))
     except (CannotDecideError, RefusedError):
-        return _LEAST
+        return None
     if row.outcome is not Outcome.COMPLETED or row.first_token_ns is None:
-        return _LEAST
-    took_s = (row.first_token_ns - row.sent_ns) / 1e9
-    return max(_LEAST, min(tokens, int(tokens * _LONG_S / took_s)))
+        return None
+    return (row.first_token_ns - row.sent_ns) / 1e9
 
 
 def _is_taken(bench: Bench, visit: Visit, tokens: int = 1) -> bool:

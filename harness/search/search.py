@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from harness.run.run_state import RESULTS
 from harness.run.server import choose_runner, engine_command
 from harness.search.grammar import THEMES
 from harness.search.keeper import READY_S, TERMINATE_S, listens
-from harness.search.messages import SearchEvent, SearchRequest
+from harness.search.messages import ALIVE_S, SearchEvent, SearchRequest
 from harness.search.repro import write_repro
 from harness.search.schedule import Schedule, check_playable
 from harness.store.manifest import find_versions, utc_now
@@ -40,7 +40,7 @@ SCHEDULE: Final = "schedule.json"
 _POLL_S: Final = 0.1
 _SPARE_S: Final = 3600.0  # beyond the search's time: findings are followed to their ends
 _EXIT_FOUND: Final = 3
-_SILENT_S: Final = 2 * READY_S  # without a report of the load process
+_SILENT_S: Final = 10 * ALIVE_S  # of the load process, which then hangs
 _QUIT_S: Final = 2 * TERMINATE_S  # it ends the server first
 
 
@@ -123,6 +123,7 @@ class Search:
     secrets: Sequence[str]
     show: Show
     interruption: Interruption
+    clock_s: Callable[[], float] = time.monotonic
     _covered: Counter[str] = field(default_factory=Counter)
     _is_over: bool = False
     _failure: str | None = None
@@ -130,7 +131,7 @@ class Search:
 
     def run(self) -> TargetError | InterruptedRunError | None:
         """Why it ended early, if it did. Nothing that was found is lost."""
-        began_s = time.monotonic()
+        began_s = self.clock_s()
         self.show.begin(self.result)
         log = self.folder.log("search")
         argv = python_module("harness.search")
@@ -151,7 +152,7 @@ class Search:
         heard_s = began_s
         while not self._is_over:
             reports = child.read_reports(_POLL_S)
-            now_s = time.monotonic()
+            now_s = self.clock_s()
             for line in reports or ():
                 heard_s = now_s
                 self._take(msgspec.json.decode(line, type=SearchEvent), now_s - began_s)
@@ -170,6 +171,8 @@ class Search:
     def _take(self, event: SearchEvent, after_s: float) -> None:
         result = self.result
         match event.event:
+            case "alive":
+                pass
             case "facts":
                 result.facts = event.facts
             case "played":
@@ -204,7 +207,7 @@ class Search:
 
     def _finish(self, began_s: float) -> None:
         result = self.result
-        result.took_s = round(time.monotonic() - began_s, 1)
+        result.took_s = round(self.clock_s() - began_s, 1)
         result.covered = dict(self._covered.most_common())
         sure = [one for one in result.findings if one.is_sure]
         result.exit_code = _EXIT_FOUND if sure else 0

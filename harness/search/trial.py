@@ -8,6 +8,7 @@ from typing import Any, Final
 from harness.client.wire_log import WireLog
 from harness.conform.bench import Bench
 from harness.experiments.outcome import CannotDecideError
+from harness.search.answers import taken_of
 from harness.search.broken import ADDS_UP, Added, Broken, Violation
 from harness.search.invariants import Invariants
 from harness.search.keeper import ServerKeeper
@@ -41,6 +42,7 @@ class Trial:
         self._wire = wire
         self._folder = folder
         self._clock_s = clock_s
+        self._drawn: Played | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -49,9 +51,16 @@ class Trial:
 
     def broken_by(self, schedule: Schedule) -> list[Violation]:
         """The worst first."""
-        found = self._invariants.broken_by(self._play(schedule))
+        self._drawn = played = self._play(schedule)
+        found = self._invariants.broken_by(played)
         self._keep_log(has_broken=bool(found))
         return found
+
+    @property
+    def taken(self) -> Schedule:
+        """Of the schedule that `broken_by` played last, the visits that the server took."""
+        assert self._drawn is not None
+        return taken_of(self._drawn)
 
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         """The violation of this invariant, on a server as at the beginning. Raises

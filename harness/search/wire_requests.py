@@ -5,10 +5,12 @@ from typing import Any, Final
 
 from harness.client.exchange import StreamClient
 from harness.client.session import canary_prompt
+from harness.client.stream import BUSY_STATUSES
 from harness.conform.bench import Bench
 from harness.records import Delivery, Role, Way
+from harness.search.answers import excused_by, may_refuse
 from harness.search.broken import WAITED_S, WAY, Broken, Violation
-from harness.search.play import BYSTANDER_TOKENS, longest_of
+from harness.search.play import bystander_tokens, longest_of
 from harness.search.requests import is_greedy, spec_of, text_of
 from harness.search.schedule import Phase, Schedule, Visit
 from harness.workload.abandon import RequestSpec
@@ -32,20 +34,16 @@ _SEEN_BY: Final = {  # what of it repro.py sees
     Broken.GAUGES: "gauges",
 }
 _HELD_BY: Final = {"gauge": "gauges", "occupancy": "slots"}
+_WHOLE_OR: Final = "whole|HTTP/1.1 (?:{})"
 _OF_CONNECTION: Final = frozenset({"host", "connection", "accept-encoding", "content-length"})
 
 
 def wire_of(bench: Bench, schedule: Schedule, seen: Violation) -> dict[str, Any]:
     """Empty over gRPC, for ways to leave that a plain client does not have, and for what it does
-    not see. All waits are in seconds; headers that the user gave are left out. `short`: a request
-    that lasts until as many as slots run; `greedy`: the bystanders."""
+    not see. All waits are in seconds; headers that the user gave are left out."""
     client, ways, by = bench.session.client, {one.way for one in schedule.leaves}, seen_by(seen)
     if not isinstance(client, StreamClient) or not ways <= {*_PLAIN_WAYS} or by is None:
         return {}
-    short = bench.short(bench.facts.together_tokens, role=Role.PROBE)
-    greedy = bench.short(BYSTANDER_TOKENS, role=Role.CANARY)
-    size, scale = greedy.prompt_tokens, bench.session.plan.prompt_scale
-    texts = [canary_prompt(one + 1, tokens=size, scale=scale) for one in range(schedule.bystanders)]
     metrics = bench.session.plan.target.metrics.items()
     return {
         "seen_by": by,
@@ -53,22 +51,43 @@ def wire_of(bench: Bench, schedule: Schedule, seen: Violation) -> dict[str, Any]
         "slots": bench.crowd(_SOME_SLOTS) if bench.facts.can_fill else _NO_SLOTS,
         "settle_s": round(max(bench.settle_s, seen.evidence.get(WAITED_S, 0.0)), 3),
         "patience_s": round(longest_of(bench, schedule), 1),
-        "short": _message(client, short, canary_prompt(0, tokens=size, scale=scale)),
-        "greedy": [_message(client, greedy, text) for text in texts],
+        "short": _short(bench, client),
+        "greedy": [_greedy(bench, client, number + 1) for number in range(schedule.bystanders)],
         "requests": [
-            _message(
-                client,
-                spec_of(bench, visit, number, request_id=_name(visit, number)),
-                text_of(bench, schedule, number),
-            )
-            | {
-                "wait_s": round(visit.at * bench.step_s, 4),
-                "after": visit.after,
-                "leave": _leave(bench, visit),
-                "greedy": visit.leave is None and is_greedy(visit),
-            }
-            for number, visit in enumerate(schedule.visits)
+            _request(bench, client, schedule, number) for number in range(len(schedule.visits))
         ],
+    }
+
+
+def _short(bench: Bench, client: StreamClient) -> dict[str, Any]:
+    """A request that lasts until as many as slots run."""
+    spec = bench.short(bench.facts.together_tokens, role=Role.PROBE)
+    return _message(client, spec, _canary(bench, spec, 0))
+
+
+def _greedy(bench: Bench, client: StreamClient, number: int) -> dict[str, Any]:
+    """A bystander, which may find no slot."""
+    spec = bench.short(bystander_tokens(bench), role=Role.CANARY)
+    message = _message(client, spec, _canary(bench, spec, number))
+    return message | {"may_end": _WHOLE_OR.format("|".join(map(str, sorted(BUSY_STATUSES))))}
+
+
+def _canary(bench: Bench, spec: RequestSpec, number: int) -> str:
+    scale = bench.session.plan.prompt_scale
+    return canary_prompt(number, tokens=spec.prompt_tokens, scale=scale)
+
+
+def _request(bench: Bench, client: StreamClient, schedule: Schedule, number: int) -> dict[str, Any]:
+    """`may_end`: a pattern of the ends that are no fault while the client is there."""
+    visit = schedule.visits[number]
+    spec = spec_of(bench, visit, number, request_id=_name(visit, number))
+    statuses = excused_by(visit, can_refuse=may_refuse(bench.facts, schedule))
+    return _message(client, spec, text_of(bench, schedule, number)) | {
+        "wait_s": round(visit.at * bench.step_s, 4),
+        "after": visit.after,
+        "leave": _leave(bench, visit),
+        "greedy": visit.leave is None and is_greedy(visit),
+        "may_end": _WHOLE_OR.format(statuses),
     }
 
 

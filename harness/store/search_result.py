@@ -56,7 +56,7 @@ class SearchFinding(msgspec.Struct, kw_only=True):
 
 class SearchResult(msgspec.Struct, kw_only=True):
     """`played`: schedules that were drawn and played; `covered`: how often each phase, way and
-    feature of a leave was among them."""
+    feature of a leave was among them, without requests that the server did not take."""
 
     walkaway: str
     started_at: str

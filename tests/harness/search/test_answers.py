@@ -1,20 +1,23 @@
 """What a server owes a client, seen in how its request ended."""
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from harness.conform.bench import Bench
-from harness.experiments.idle_server import ServerFacts
+from harness.experiments.idle_server import MANY_WAIT, ServerFacts, Trial, counted_queue
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Outcome, RequestRow
 from harness.search.answers import (
+    Refusals,
     Texts,
     may_refuse,
     of_bystanders,
     of_visit,
     of_visits,
+    taken_of,
     whose_words,
 )
 from harness.search.broken import Broken
@@ -68,12 +71,60 @@ def test_a_queue_is_owed_to_as_many_as_were_seen_in_it() -> None:
     assert may_refuse(facts._replace(slots=None), schedule)
 
 
-def test_a_limit_of_requests_is_no_fault_and_ends_the_search() -> None:
+@pytest.mark.parametrize("slots", [2, 64, 65, 300])
+def test_the_queue_was_counted_with_as_many_requests_as_are_owed_a_place(slots: int) -> None:
+    sent = list[int]()
+
+    def trial(streams: int, _tokens: int) -> Trial:
+        sent.append(streams)
+        return Trial([[1]] * streams, 0)
+
+    facts = ServerFacts(slots=slots, step_s=0.01, ttft_s=0.01, context=None)
+    assert counted_queue(trial, facts) == MANY_WAIT
+    at_once = [Schedule(seed=1, visits=(Visit(n=sent[0] + more),)) for more in (-1, 1)]
+    assert [may_refuse(facts, one) for one in at_once] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("status", "waiting", "waits", "is_limit"),
+    [
+        (429, [4, MANY_WAIT], ["rest", 65.0], True),
+        (429, [4, 4], ["rest", 65.0], False),
+        (429, [MANY_WAIT], ["rest"], False),
+        (503, [], [], False),
+    ],
+)
+def test_only_a_server_that_lets_as_many_wait_a_minute_later_has_a_limit(
+    status: int, waiting: list[int], waits: list[Any], is_limit: bool
+) -> None:
+    """Places that never come back are a fault, and so are those that come back at rest."""
+    row = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.REJECTED, status_code=status)
+    refused, seen = Played(Schedule(seed=1, visits=(STAYS,)), [row], []), list[Any]()
+    bench: Any = SimpleNamespace(session=None, facts=None, pause=seen.append)
+    refusals = Refusals(bench, lambda *_: waiting.pop(0))
+    ends: AbstractContextManager[object] = nullcontext()
+    if is_limit:
+        ends = pytest.raises(CannotDecideError, match="it may limit how much is asked in a minute")
+    with ends:
+        refusals.check(refused, lambda: seen.append("rest"))
+    assert (seen, waiting) == (waits, [])
+    assert [one.broken for one in of_visits(refused, can_refuse=False)] == [Broken.CUT]
+    assert not list(of_visits(refused, can_refuse=True))
+
+
+def test_a_server_that_refuses_for_good_is_not_asked_again() -> None:
     row = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.REJECTED, status_code=429)
-    limited = Played(Schedule(seed=1, visits=(STAYS,)), [row], [])
-    assert not list(of_visits(limited, can_refuse=True))
-    with pytest.raises(CannotDecideError, match="it may limit how much is asked in a minute"):
-        list(of_visits(limited, can_refuse=False))
+    refused, asked = Played(Schedule(seed=1, visits=(STAYS,)), [row], []), list[int]()
+    bench: Any = SimpleNamespace(session=None, facts=None, pause=lambda _: None)
+
+    def count_places(*_: Any) -> int:
+        asked.append(1)
+        return 0
+
+    refusals = Refusals(bench, count_places)
+    for _ in range(3):
+        refusals.check(refused, lambda: None)
+    assert len(asked) == 2
 
 
 def test_an_id_that_is_still_in_use_may_be_refused_but_not_cut() -> None:
@@ -81,10 +132,18 @@ def test_an_id_that_is_still_in_use_may_be_refused_but_not_cut() -> None:
     again = Visit(answer=8, **same)
     assert broken(again, outcome=Outcome.FAILED, status_code=500) is None
     assert broken(again, outcome=Outcome.FAILED, status_code=200) is Broken.CUT
+    assert broken(again, outcome=Outcome.FAILED) is Broken.CUT
 
 
 def test_a_request_that_the_server_does_not_take_is_no_fault() -> None:
     assert broken(STAYS, outcome=Outcome.FAILED, status_code=400) is None
+
+
+def test_a_request_that_the_server_does_not_take_covers_nothing() -> None:
+    refused = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.FAILED, status_code=400)
+    both = Schedule(seed=1, visits=(LEAVES, STAYS, LEAVES))
+    assert taken_of(Played(both, [refused, whole("one"), None], [])).visits == (STAYS, LEAVES)
+    assert not taken_of(Played(both, [refused] * 3, [])).leaves
 
 
 def test_only_a_client_that_stays_is_owed_an_end() -> None:
@@ -115,7 +174,7 @@ class MadeUpBench:
 
     def __init__(self, text: str = "one two", *, beside: str = "") -> None:
         self.text, self.beside = text, beside
-        self.running = 0
+        self.running = self.asked_for = 0
         self.session = SimpleNamespace(
             plan=SimpleNamespace(
                 target=load_target("reference"),
@@ -132,6 +191,7 @@ class MadeUpBench:
 
     def start(self, spec: RequestSpec, _text: str = "") -> Any:
         self.running += 1
+        self.asked_for += 1
         return SimpleNamespace(spec=spec, join=self._join)
 
     def _join(self, _longest_s: float) -> RequestRow:
@@ -161,6 +221,28 @@ def test_a_text_that_changes_when_others_run_is_no_fault_and_one_that_is_wrong_f
     found = list(texts.of_visits(Played(stays, [whole("one four")], [])))
     assert bool(found) is is_found
     assert not list(texts.of_visits(Played(stays, [whole(then)], [])))
+
+
+def test_a_text_that_changes_among_others_once_is_looked_at_again_in_the_next_try() -> None:
+    """On a server on which clients have left, that may be the damage."""
+    bench = MadeUpBench()
+    texts = Texts(cast(Bench, bench))
+    texts.learn()
+    stays = Schedule(seed=1, visits=(STAYS,), bystanders=1)
+    other = Played(stays, [whole("one four")], [whole("one four")])
+    bench.beside = "one three"
+    assert not [*texts.of_bystanders(other), *texts.of_visits(other)]
+    bench.beside = ""
+    assert len([*texts.of_bystanders(other), *texts.of_visits(other)]) == 2
+
+
+def test_a_visit_is_asked_for_twice_alone_and_once_among_others() -> None:
+    bench = MadeUpBench()
+    texts = Texts(cast(Bench, bench))
+    texts.learn()
+    bench.asked_for = 0
+    assert list(texts.of_visits(Played(Schedule(seed=1, visits=(STAYS,)), [whole("four")], [])))
+    assert bench.asked_for == 2 + bench.crowd(8)
 
 
 def test_how_streams_that_stay_have_ended() -> None:

@@ -19,8 +19,9 @@ from harness.store.search_result import SearchFinding
 
 OFFERED = Offered(
     slots=4,
-    chunk=64,
+    chunks=(64,),
     long_prompt=128,
+    longest_prompt=128,
     long_answer=100,
     features=frozenset(),
     ways=(Way.FIN,),
@@ -40,6 +41,7 @@ class MadeUpServer:
         self.left = 0
         self.now_s = 0.0
         self.starts = 0
+        self.taken = Schedule(seed=0, visits=())
 
     def clock_s(self) -> float:
         return self.now_s
@@ -123,6 +125,19 @@ def test_a_request_for_several_answers_that_is_left_is_all_that_stays() -> None:
     assert one.wire == {"requests": 1}
     assert "asks for 2 answers" in one.sentence
     assert one.sentence.endswith("then: 1 of 4 slots is still held.")
+
+
+def test_only_what_the_server_took_counts_as_played() -> None:
+    server, played = MadeUpServer(lambda _: False), list[Schedule]()
+    hunt = Hunt(
+        server,
+        found=lambda _: None,
+        played=played.append,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    hunt.run(OFFERED, seed=1, seconds=3, themes=())
+    assert played == [server.taken] * 3
 
 
 def test_what_breaks_without_any_leave_is_no_finding_about_leaving() -> None:
@@ -255,14 +270,43 @@ def test_what_grows_without_leaves_is_no_finding_and_one_try_of_each_shows_it() 
     assert (str(one.rate), str(one.control)) == ("1 of 1", "1 of 1")
 
 
-@pytest.mark.parametrize(("play_s", "rate"), [(20, "1 of 1"), (30, "0 of 0")])
-def test_a_row_that_is_not_played_to_its_end_is_no_try(play_s: float, rate: str) -> None:
-    """Ten minutes are left for a row of 24 schedules."""
+@pytest.mark.parametrize(
+    ("play_s", "rates"),
+    [
+        (8, ("3 of 3", "0 of 3")),
+        (20, ("2 of 2", "0 of 1")),
+        (30, ("1 of 1", "0 of 1")),
+        (50, ("0 of 0", "0 of 0")),
+    ],
+)
+def test_a_row_that_is_not_played_to_its_end_is_no_try(
+    play_s: float, rates: tuple[str, str]
+) -> None:
+    """Half an hour is left for six tries of 24 schedules, and 15 minutes for the first."""
     found, server = hunted(lambda _: False, 24 * play_s, grows_after=40, play_s=play_s)
     (one,) = found
-    assert (str(one.rate), one.is_sure) == (rate, False)
-    assert one.sentence.endswith("The time was up before it could be tried often enough.")
-    assert server.now_s <= 24 * play_s + 600 + play_s
+    is_sure = rates[0] == "3 of 3"
+    assert (str(one.rate), str(one.control), one.is_sure) == (*rates, is_sure)
+    assert one.sentence.endswith("before it could be tried often enough.") is not is_sure
+    assert server.now_s <= 24 * play_s + 1800 + play_s + 1
+
+
+@pytest.mark.parametrize(
+    ("play_s", "rates", "is_sure"),
+    [
+        (60, ("6 of 6", "0 of 6"), True),  # 18 tries, longer than 15 minutes
+        (160, ("5 of 5", "0 of 0"), False),  # half an hour after the search's own time
+        (220, ("3 of 3", "0 of 2"), False),  # 15 minutes for the first tries
+    ],
+)
+def test_a_schedule_is_tried_as_long_as_there_is_time(
+    play_s: float, rates: tuple[str, str], is_sure: bool
+) -> None:
+    found, server = hunted(lambda one: bool(one.leaves), 30, play_s=play_s)
+    (one,) = found
+    assert (str(one.rate), str(one.control), one.is_sure) == (*rates, is_sure)
+    assert one.sentence.endswith("before it could be tried often enough.") is not is_sure
+    assert server.now_s <= 30 + 1800 + play_s
 
 
 def test_a_slot_in_twenty_leaves_is_found_though_no_schedule_alone_loses_one() -> None:

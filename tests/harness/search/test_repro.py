@@ -52,6 +52,7 @@ FINDING = SearchFinding(
                 after=None,
                 leave={"way": "close", "after_events": 2, "after_s": 0.0},
                 greedy=False,
+                may_end="whole|HTTP/1.1 (?:400|503)",
             )
         ],
     },
@@ -200,6 +201,56 @@ def test_how_a_stream_that_stays_ends_is_seen(tmp_path: Path, lines: list[bytes]
     answer = [None, None, "", ""]
     names["follow"](answer, request(8))
     assert answer[3] == end
+
+
+def judged(folder: Path, **seen: Any) -> dict[str, Any]:
+    """What repro.py makes of what it has seen."""
+    names = its_functions(folder) | {"alone": [], "beside": []} | seen
+    text = (folder / REPRO).read_text()
+    judges = text[text.index("\ngood = ") : text.index("\nshows = ")]
+    exec(compile(judges, REPRO, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("said", "is_cut"),
+    [
+        ("left", False),
+        ("left, timed out", False),
+        ("stays: 8 events, whole", False),
+        ("stays: 0 events, HTTP/1.1 503 No Slot", False),
+        ("stays: 0 events, HTTP/1.1 500 Sorry", True),
+        ("stays: 3 events, no end", True),
+        ("cut: no end", True),
+        ("", True),
+    ],
+)
+def test_a_refusal_that_the_search_does_not_count_is_no_cut(
+    tmp_path: Path, said: str, is_cut: bool
+) -> None:
+    assert judged(tmp_path, SEEN=[said])["cut"] is is_cut
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "is_cut", "is_another"),
+    [
+        ("HTTP/1.1 503 No Slot", "", False, False),
+        ("no end", "on", True, False),
+        ("whole", "one", False, False),
+        ("whole", "two", False, True),
+    ],
+)
+def test_a_stream_that_stays_may_find_no_slot_and_only_a_whole_one_has_a_text(
+    tmp_path: Path, end: str, said: str, is_cut: bool, is_another: bool
+) -> None:
+    names = judged(
+        tmp_path,
+        SEEN=["left"],
+        GREEDY=[{"may_end": "whole|HTTP/1.1 (?:503)"}],
+        alone=[[0.0, 1.0, "one", "whole"]],
+        beside=[[0.0, 1.0, said, end]],
+    )
+    assert (names["cut"], names["text"]) == (is_cut, is_another)
 
 
 def test_a_gauge_that_first_shows_after_a_request_has_not_changed(tmp_path: Path) -> None:

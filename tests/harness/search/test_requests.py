@@ -18,14 +18,20 @@ from tests.made_up.rows import request_row
 REFERENCE = load_target("reference")
 
 
-def bench_of(refused: tuple[str, ...] = (), adapter: str | None = None) -> Bench:
-    """A server that refuses bodies with these keys, gives one answer to each request, and takes a
-    millisecond for each token of its prompt."""
+def bench_of(
+    refused: tuple[str, ...] = (),
+    adapter: str | None = None,
+    *,
+    context: int | None = 4096,
+    token_s: float = 1e-3,
+) -> Bench:
+    """A server that refuses bodies with these keys, gives one answer to each request, and takes
+    `token_s` for each token of its prompt."""
 
     def ask(spec: RequestSpec) -> Any:
         if any(key in (spec.body or {}) for key in refused):
             raise RefusedError("it is not offered")
-        first_ns = int(1e6 * spec.prompt_tokens)
+        first_ns = int(1e9 * token_s * spec.prompt_tokens)
         row = request_row(
             "r", sent_ns=0, ended_ns=9, outcome=Outcome.COMPLETED, token_times_ns=[first_ns]
         )
@@ -39,7 +45,8 @@ def bench_of(refused: tuple[str, ...] = (), adapter: str | None = None) -> Bench
             )
         ),
         asked=SimpleNamespace(adapter=adapter),
-        facts=ServerFacts(4, 0.02, 0.02, 4096),
+        facts=ServerFacts(4, 0.02, 0.02, context),
+        room=lambda tokens: (context or 1 << 20) - tokens,
         patience=SimpleNamespace(answer_tokens=300),
         capacity=SimpleNamespace(prompt_tokens=0),
         short=lambda tokens, **more: RequestSpec(
@@ -86,9 +93,29 @@ def test_what_is_refused_is_not_offered() -> None:
     assert Feature.SCHEMA not in offered.features
     assert Feature.ADAPTER not in offered.features, "none was named"
     assert {Feature.CHAT, Feature.STOP} <= offered.features
-    assert (offered.slots, offered.chunk, offered.long_prompt) == (4, 256, 500), "in half a second"
+    assert (offered.slots, offered.chunks) == (4, (256,))
+    assert offered.long_prompt == 500, "in half a second"
     assert offered.fan_out == 1, "no more tokens came than one answer has"
     assert offered.filling_prompt is None
+
+
+@pytest.mark.parametrize(
+    ("context", "token_s", "chunks", "longest"),
+    [
+        (16_384, 1e-5, (256, 512, 2048, 8192), 8201),
+        (None, 1e-5, (256, 512, 2048, 8192), 8201),
+        (8192, 1e-5, (256, 512, 2048), 2057),  # no room for the longest
+        (16_384, 1e-4, (256, 512, 2048), 2057),  # it would take 0.8 s
+        (16_384, 1e-3, (256,), 500),
+        (16_384, 1.0, (55,), 64),
+    ],
+)
+def test_edges_of_chunks_are_those_that_a_quick_prompt_can_cross(
+    context: int | None, token_s: float, chunks: tuple[int, ...], longest: int
+) -> None:
+    offered = find_offered(bench_of(context=context, token_s=token_s))
+    assert (offered.chunks, offered.longest_prompt) == (chunks, longest)
+    assert offered.token_steps == pytest.approx(token_s / 0.02, abs=0.01)
 
 
 def test_a_schedule_with_a_feature_that_the_server_refuses_is_not_played() -> None:

@@ -25,8 +25,9 @@ from harness.workload.workload import load_target
 
 OFFERED = Offered(
     slots=8,
-    chunk=256,
+    chunks=(256, 2048),
     long_prompt=512,
+    longest_prompt=2057,
     long_answer=400,
     features=frozenset({Feature.CHAT, Feature.SCHEMA}),
     ways=(Way.FIN, Way.RST),
@@ -34,8 +35,9 @@ OFFERED = Offered(
 )
 POOR = Offered(
     slots=None,
-    chunk=16,
+    chunks=(16,),
     long_prompt=32,
+    longest_prompt=32,
     long_answer=100,
     features=frozenset(),
     ways=(Way.FIN,),
@@ -71,8 +73,22 @@ def test_slots_are_filled_up_to_forty(slots: int | None, running: int) -> None:
     visits = THEMES["queued"](random.Random(1), offered)
     assert sum(one.at == 0.0 and one.after is None for one in visits) == running
     assert len(visits) > running
+    counts = {len(THEMES["whole"](random.Random(seed), offered)) for seed in range(20)}
+    assert max(counts) == running + 2, "some answers in one piece wait for a slot"
     for number in range(60):
         draw(1, number, offered).check()
+
+
+def test_prompts_end_around_the_edge_of_each_chunk_and_are_left_around_it() -> None:
+    """A token of a prompt takes a hundredth of a step: 2048 of them 20.48 steps."""
+    offered = replace(OFFERED, token_steps=0.01)
+    left = [THEMES["chunk-edge"](random.Random(seed), offered)[0] for seed in range(200)]
+    sizes = {one.prompt for one in left}
+    assert sizes >= {255, 256, 257, 511, 512, 2047, 2048, 2049, 2057}
+    assert max(sizes) == offered.longest_prompt
+    moments = [one.leave.at for one in left if one.leave is not None and one.prompt > 1000]
+    assert any(abs(at - 20.48) < 20.48 * 0.3 for at in moments)
+    assert max(moments) > 2 * 20
 
 
 def test_each_theme_meets_each_habit_before_any_pair_comes_again() -> None:

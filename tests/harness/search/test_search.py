@@ -5,18 +5,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from harness.errors import ConfigError, TargetError
 from harness.place import Place
 from harness.records import Way
-from harness.run.process import Interruption, free_port
+from harness.run.process import Child, Interruption, free_port
 from harness.run.progress import Progress
 from harness.search.keeper import listens
+from harness.search.messages import SearchEvent
 from harness.search.schedule import Leave, Schedule, Visit
-from harness.search.search import SearchConfig, Starting, search, without_secrets
+from harness.search.search import Search, SearchConfig, Starting, search, without_secrets
 from harness.store.run_folder import RunFolder
 
 LISTENS = "import socket, sys; a = socket.create_server(('127.0.0.1', {})); sys.stdin.read()"
@@ -121,3 +124,29 @@ def test_a_schedule_that_cannot_be_played_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match="--schedule: visit 0 leaves by `cancel`"):
         search(config, show=never, progress=never, interruption=never)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_load_process_that_waits_long_and_says_so_is_not_taken_for_one_that_hangs() -> None:
+    """It waits for 15 minutes; then it says nothing for ten."""
+    now_s = 0.0
+
+    def reports(_poll_s: float) -> list[bytes]:
+        nonlocal now_s
+        now_s += 100.0
+        alive = msgspec.json.encode(SearchEvent(event="alive"))
+        return [alive] if now_s <= 900.0 else []
+
+    never = cast(Any, None)
+    one = Search(
+        config=never,
+        order=cast(Any, SimpleNamespace(seconds=3600.0)),
+        result=cast(Any, SimpleNamespace(end="")),
+        folder=never,
+        secrets=(),
+        show=never,
+        interruption=Interruption(),
+        clock_s=lambda: now_s,
+    )
+    one._follow(cast(Child, SimpleNamespace(read_reports=reports)), 0.0)
+    assert one.result.end == "the load process took too long"
+    assert now_s == 1600.0

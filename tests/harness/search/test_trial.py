@@ -54,6 +54,7 @@ class MadeUp:
         invariants: Any = SimpleNamespace(
             begin=lambda: self.acts.append("begin"),
             before=lambda: None,
+            broken_by=lambda _: [],
             end=lambda: None,
             breach_of=lambda *_: self.finds.pop(0) if self.finds else None,
             added_up=lambda: self.adds,
@@ -128,6 +129,13 @@ def test_the_log_of_the_latest_try_that_broke_something_is_kept(tmp_path: Path) 
     made.finds = [Violation(broken=Broken.HELD, said="held")]
     assert made.trial.breach_of(Broken.HELD, SCHEDULE) is not None
     assert (tmp_path / BREACH_LOG).exists()
+
+
+def test_what_the_server_took_of_the_schedule_that_was_drawn_is_kept(tmp_path: Path) -> None:
+    made = MadeUp(tmp_path, can_start=True)
+    made.trial.broken_by(SCHEDULE)
+    made.trial.breach_of(Broken.HELD, SCHEDULE.staying())
+    assert made.trial.taken == SCHEDULE
 
 
 def added(made: MadeUp, broken: Broken, schedules: Sequence[Schedule]) -> tuple[str | None, int]:
