@@ -200,8 +200,10 @@ def h2_reset(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
         orders = [Order()] * (SIBLINGS - 1)
         others = [bench.start(session, order, SIBLING_TOKENS) for order in orders]
         bench.await_turn(first, leave)
-        one = bench.see_leave(first, leave, dialect)
-        wrong = _unwhole([stream.join(SIBLING_TOKENS * bench.step_s + 5) for stream in others])
+        t0_ns = bench.depart(first, leave, dialect)
+        one = bench.see_crossing(first, t0_ns, leave)
+        rows = [stream.join(SIBLING_TOKENS * bench.step_s + 5) for stream in others]
+    wrong = broken_after(t0_ns, rows)
     judged = bench.judge([one], leave)
     if wrong is None:
         return judged
@@ -209,13 +211,18 @@ def h2_reset(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
     return judged._replace(finding=judged.finding._replace(failure=Failure.HARM, reason=said))
 
 
-def _unwhole(rows: Sequence[RequestRow | None]) -> str | None:
-    for row in rows:
-        if row is None:
-            return "no end"
-        if row.outcome is not Outcome.COMPLETED:
-            return why_ended(row)
-    return None
+def broken_after(t0_ns: int, rows: Sequence[RequestRow | None]) -> str | None:
+    """Why a stream is not whole, if one is not. None in `rows`: it has not ended. Raises
+    CannotDecideError if one had broken before t0: then the leave is not the cause."""
+    broken = [row for row in rows if row is None or row.outcome is not Outcome.COMPLETED]
+    for row in broken:
+        if row is not None and row.ended_ns <= t0_ns:
+            raise CannotDecideError(
+                f"another stream of the connection broke before the leave: {why_ended(row)}"
+            )
+    if not broken:
+        return None
+    return "no end" if broken[0] is None else why_ended(broken[0])
 
 
 @crossing(
