@@ -1,9 +1,12 @@
 """What leaves do to the clients that come after them, and to the gateway itself."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Final
+
+import gevent
 
 from harness.client.session import LoadSession
 from harness.conform.finding import Evidence, Finding, found
@@ -19,6 +22,7 @@ from harness.conform.gateway.bench import (
 from harness.conform.gateway.case import BOUND, BRIEF_TOKENS, crossing
 from harness.conform.gateway.crossing import JudgedCrossing
 from harness.conform.gateway.crowd import LEAVE, SIZE, TIMES, crowd_of
+from harness.conform.gateway.leaves import BEFORE_HEADERS
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.formatting import quantity
 from harness.records import Way
@@ -27,6 +31,7 @@ from harness.upstream.orders import Order
 from harness.workload.target import DialectName
 
 FRESH: Final = 6  # requests after the leaves
+RETRY_S: Final = 3.0  # after a leave: the longest until a gateway that backs off asks again
 
 
 @crossing(
@@ -176,7 +181,8 @@ def _grown(read: Sequence[Gauges]) -> dict[str, list[float]]:
     Level.MUST,
     "Nothing is asked again for a client that has left.",
     wire="The upstream's log is searched for the clients that left in all cases of this dialect "
-    "before; if there were none, some leave now.",
+    "before, at the earliest 3 s after the last leave. If there were none, some leave now: in the "
+    "middle of streams, and before the answers have headers.",
     passes="no request of a client that has left arrives a second time after that",
     why="A gateway that takes the leave for a failure of the provider asks again, for nobody.",
     remedy="end the retries of a request when its client is gone",
@@ -185,6 +191,8 @@ def _grown(read: Sequence[Gauges]) -> dict[str, list[float]]:
 )
 def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
     left = _some_left(bench, dialect)
+    since_s = (time.perf_counter_ns() - max(left.values())) / 1e9
+    gevent.sleep(max(0.0, RETRY_S - since_s))
     again = {name: bench.asked_again(name, t0_ns) for name, t0_ns in left.items()}
     asked = [name for name, times in again.items() if times]
     said = None
@@ -201,9 +209,11 @@ def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
 
 
 def _some_left(bench: GatewayBench, dialect: DialectName) -> dict[str, int]:
+    """Many gateways ask again only as long as they have sent nothing to their client."""
     if not bench.left.get(dialect):
-        leave = LeaveSpec(way=Way.FIN, tokens=BRIEF_TOKENS)
-        bench.leave_each(bench.plans[dialect], leave, SIZE, dialect)
+        for leave in (LeaveSpec(way=Way.FIN), BEFORE_HEADERS):
+            brief = leave._replace(tokens=BRIEF_TOKENS)
+            bench.leave_each(bench.plans[dialect], brief, SIZE // 2, dialect)
     return bench.left[dialect]
 
 

@@ -28,6 +28,9 @@ STALLED_TRIES: Final = 2
 STALLED_TOKENS: Final = 80  # half of them after the leave
 WIDE_WORDS: Final = 400_000  # characters: 10 MB in that time, more than a socket's buffer takes
 QUEUED_STEPS: Final = 15  # for which a request that was left may stay in the upstream's queue
+BEFORE_HEADERS: Final = LeaveSpec(
+    Order(prefill_ms=SILENT_MS, headers="late"), after="slot", steps=3, way=Way.FIN
+)
 
 
 def _leaves(
@@ -79,7 +82,7 @@ _leaves(
 )
 _leaves(
     "hop/before-headers",
-    LeaveSpec(Order(prefill_ms=SILENT_MS, headers="late"), after="slot", steps=3, way=Way.FIN),
+    BEFORE_HEADERS,
     "A client that closes before the answer has headers is let go upstream.",
     wire="The upstream computes a prefill of 2.5 s and sends nothing; 3 to 4 steps into it the "
     "client closes.",

@@ -1,9 +1,15 @@
 """What leaves do to the gateway, from what it and the upstream have shown."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import gevent  # noqa: TID251  as the code under test waits
 import pytest
 
-from harness.conform.gateway.afterwards import judge_gauges
-from harness.conform.gateway.bench import Gauges
+from harness.conform.finding import Finding
+from harness.conform.gateway.afterwards import RETRY_S, judge_gauges, no_retry
+from harness.conform.gateway.bench import Gauges, LeaveSpec
 from harness.experiments.outcome import RefusedError
 from harness.store.conform_result import Failure
 
@@ -39,3 +45,40 @@ def test_a_gauge_that_grows_less_or_once_passes_and_is_not_said_to_read_as_befor
 ) -> None:
     found = judge_gauges(RESTING, [{ACTIVE: one} for one in leaving])
     assert (found.failure, found.reason) == (None, "none of 1 gauge grew each time by 10 or more")
+
+
+class GatewayThatRetries(SimpleNamespace):
+    """In place of the bench. It asks again, a little later, for clients that have got nothing. The
+    leaves are nearly as long ago as it may take to ask again."""
+
+    WAITED_S, BACKOFF_S = 0.2, 0.05
+
+    def __init__(self) -> None:
+        super().__init__(plans={"chat": None}, left={"chat": {}}, arrivals={})
+
+    def leave_each(self, _plan: None, leave: LeaveSpec, clients: int, dialect: str) -> None:
+        for _ in range(clients):
+            name = f"x{len(self.left[dialect])}"
+            t0_ns = time.perf_counter_ns() - round((RETRY_S - self.WAITED_S) * 1e9)
+            self.left[dialect][name] = t0_ns
+            self.arrivals[name] = list[int]()
+            if leave.order.headers == "late":
+                gevent.spawn_later(self.BACKOFF_S, self.arrivals[name].append, t0_ns + 1)
+
+    def asked_again(self, name: str, _t0_ns: int) -> list[int]:
+        return list(self.arrivals[name])
+
+
+def test_alone_it_sees_a_retry_that_comes_after_a_back_off_and_before_the_first_byte() -> None:
+    gateway: Any = GatewayThatRetries()
+    found = no_retry(gateway, "chat")
+    assert isinstance(found, Finding)
+    assert found.failure is Failure.NEVER
+    assert found.reason.startswith("for 10 of 20 clients that had left")
+
+
+def test_nobody_leaves_and_nobody_waits_after_cases_whose_clients_left_long_ago() -> None:
+    gateway: Any = SimpleNamespace(left={"chat": {"x": 0}}, asked_again=lambda *_: [])
+    found = no_retry(gateway, "chat")
+    assert isinstance(found, Finding)
+    assert found.failure is None
