@@ -338,8 +338,12 @@ def test_a_drain_that_leaks_reads_to_the_end_first() -> None:
 
 
 def test_what_is_done_after_a_leave_is_not_forgotten() -> None:
-    """The event loop keeps no task, and the garbage collector runs."""
-    with between({"retries": True}) as (gateway, server):
+    """The event loop keeps no task, and the garbage collector runs. A client that has tokens is not
+    asked for again."""
+    with between({"early_retries": True, "backoff_s": 0.05}) as (gateway, server):
+        begun = Caller(gateway.port, Order(id="begun"))
+        begun.until(b" w1")
+        begun.leave("rst")
         caller = Caller(gateway.port, Order(id="x", prefill_ms=800), tokens=2)
         server.log.wait("slot", "x")
         caller.leave("rst")
@@ -347,4 +351,5 @@ def test_what_is_done_after_a_leave_is_not_forgotten() -> None:
             gateway.get("/usage")
         server.log.wait("over", "x", nth=2)
         assert [one["why"] for one in server.truth("x")] == ["left", "length"]
+        assert [one["why"] for one in server.truth("begun")] == ["left"]
         wait_until(lambda: gateway.gauge() == 0, "the request is over")

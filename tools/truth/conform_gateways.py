@@ -68,6 +68,7 @@ ROWS: Final = (
     Row({"leaked_connection": True}, ALL_NEVER | reds(["connections"], NEVER)),
     Row({"leaked_gauge": True}, reds(["gauges"], NEVER)),
     Row({"retries": True}, reds(["no-retry"], NEVER)),
+    Row({"early_retries": True, "backoff_s": 1.0}, reds(["no-retry"], NEVER)),
     Row({"penalty": 5, "penalty_s": 600.0}, reds(["no-penalty"], HARM), is_open=True),
     Row({"silent_cut": True}, reds(["cut-is-no-end"], HARM)),
     Row({"lost_usage": True}, BILL, has_bill=True),

@@ -100,7 +100,7 @@ class Exchange:
         self._bill("left" if has_left and not self._faults.never else self._outcome)
         if has_left:
             self._books.left()
-            if self._faults.retries:
+            if self._faults.asks_again(self._delivered):
                 await self._ask_for_nobody()
         self._books.in_flight -= not (has_left and self._faults.leaked_gauge)
         return not has_left and not self._client.how and self._outcome != "cut"
@@ -132,6 +132,7 @@ class Exchange:
             self._books.leaked.append(self._connection)
 
     async def _ask_for_nobody(self) -> None:
+        await asyncio.sleep(self._faults.backoff_s)
         try:
             connection = await self._books.connect()
             await connection.ask(self._head, self._raw)

@@ -19,6 +19,8 @@ class Faults:
     `leaked_connection`: the connection to the upstream is neither closed nor used again.
     `leaked_gauge`: the request stays in flight.
     `retries`: the upstream is asked once more.
+    `early_retries`: it is, but only if no token had been sent to the client.
+    `backoff_s`: the time before it is asked once more.
     `penalty`: after this number of leaves each request gets 503, for `penalty_s`.
     `dies`, `wedges`: after this number of leaves the process ends, or no request has an answer.
 
@@ -50,6 +52,8 @@ class Faults:
     leaked_connection: bool = False
     leaked_gauge: bool = False
     retries: bool = False
+    early_retries: bool = False
+    backoff_s: float = 0.0
     penalty: int = 0
     penalty_s: float = 1.0
     dies: int = 0
@@ -75,6 +79,10 @@ class Faults:
     @property
     def cap_s(self) -> float | None:
         return None if self.never or self.drain_s < 0 else self.drain_s
+
+    def asks_again(self, delivered: int) -> bool:
+        """For a client that has left. `delivered`: tokens that it got."""
+        return self.retries or (self.early_retries and not delivered)
 
     def asks(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What the upstream is asked, for what the client asks."""

@@ -1,14 +1,19 @@
 """What leaves do to the clients that come after them, and to the gateway itself."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Final
+
+import gevent
 
 from harness.client.session import LoadSession
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.gateway.bench import (
     GatewayAnswer,
     GatewayBench,
+    Gauges,
     LeaveSpec,
     together,
     why_ended,
@@ -16,8 +21,9 @@ from harness.conform.gateway.bench import (
 )
 from harness.conform.gateway.case import BOUND, BRIEF_TOKENS, crossing
 from harness.conform.gateway.crossing import JudgedCrossing
-from harness.conform.gateway.crowd import LEAVE, SIZE, crowd_of
-from harness.experiments.outcome import CannotDecideError
+from harness.conform.gateway.crowd import LEAVE, SIZE, TIMES, crowd_of
+from harness.conform.gateway.leaves import BEFORE_HEADERS
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.formatting import quantity
 from harness.records import Way
 from harness.store.conform_result import Failure, Level
@@ -25,6 +31,7 @@ from harness.upstream.orders import Order
 from harness.workload.target import DialectName
 
 FRESH: Final = 6  # requests after the leaves
+RETRY_S: Final = 3.0  # after a leave: the longest until a gateway that backs off asks again
 
 
 @crossing(
@@ -122,8 +129,10 @@ def connections(bench: GatewayBench, dialect: DialectName) -> Finding:
     "hop/gauges",
     Level.SHOULD,
     "The gateway's gauges read at rest as before the leaves.",
-    wire="The gateway's metrics page is read before, between and after two times 20 leaves.",
-    passes="no gauge has grown each time by at least half as much as clients have left",
+    wire="The gateway's metrics page is read at rest before, between and after two times 20 "
+    "clients that stay; then so with two times 20 that leave.",
+    passes="no gauge has grown each time by at least half as much as clients have left; a gauge "
+    "that clients who stay raise as well is a sum, and left out",
     why="Gateways choose a provider by the requests that they think are in flight there.",
     remedy="lower the gauges on each path on which a request ends",
     stage="one by one",
@@ -133,23 +142,38 @@ def gauges(bench: GatewayBench, dialect: DialectName) -> Finding:
     seen = crowd_of(bench, dialect)
     if isinstance(seen.gauges, Exception):
         raise seen.gauges
-    first, second, third = seen.gauges
-    half = SIZE / 2
+    return judge_gauges(staying=seen.gauges[: TIMES + 1], leaving=seen.gauges[TIMES:])
+
+
+def judge_gauges(staying: Sequence[Gauges], leaving: Sequence[Gauges]) -> Finding:
+    """Each: before, between and after the two times 20 clients. Raises RefusedError if nothing but
+    sums is shown."""
+    sums = _grown(staying)
+    judged = [name for name in leaving[0] if name not in sums]
+    if not judged:
+        raise RefusedError("the gateway's metrics page shows no gauge of requests, but only sums")
     grown = [
-        f"{name} read {first[name]:g}, {second[name]:g} after 20 leaves, and {third[name]:g} "
-        "after 40"
-        for name in first
-        if name in second
-        and name in third
-        and second[name] - first[name] >= half
-        and third[name] - second[name] >= half
+        f"{name} read {first:g}, {second:g} after 20 leaves, and {third:g} after 40"
+        for name, (first, second, third) in _grown(leaving).items()
+        if name in judged
     ]
     return found(
-        f"{quantity(len(first), 'gauges')} read as before",
+        f"none of {quantity(len(judged), 'gauges')} grew each time by {SIZE // 2} or more",
         "; ".join(grown) or None,
-        {"gauges": float(len(first))},
+        {"gauges": float(len(judged)), "sums": float(len(leaving[0]) - len(judged))},
         Failure.NEVER,
     )
+
+
+def _grown(read: Sequence[Gauges]) -> dict[str, list[float]]:
+    """Those that have grown each time by half as much as clients came, with what they read: 0
+    before they were shown."""
+    values = {name: [one.get(name, 0.0) for one in read] for name in read[-1]}
+    return {
+        name: each
+        for name, each in values.items()
+        if all(after - before >= SIZE / 2 for before, after in pairwise(each))
+    }
 
 
 @crossing(
@@ -157,7 +181,8 @@ def gauges(bench: GatewayBench, dialect: DialectName) -> Finding:
     Level.MUST,
     "Nothing is asked again for a client that has left.",
     wire="The upstream's log is searched for the clients that left in all cases of this dialect "
-    "before; if there were none, some leave now.",
+    "before, at the earliest 3 s after the last leave. If there were none, some leave now: in the "
+    "middle of streams, and before the answers have headers.",
     passes="no request of a client that has left arrives a second time after that",
     why="A gateway that takes the leave for a failure of the provider asks again, for nobody.",
     remedy="end the retries of a request when its client is gone",
@@ -166,6 +191,8 @@ def gauges(bench: GatewayBench, dialect: DialectName) -> Finding:
 )
 def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
     left = _some_left(bench, dialect)
+    since_s = (time.perf_counter_ns() - max(left.values())) / 1e9
+    gevent.sleep(max(0.0, RETRY_S - since_s))
     again = {name: bench.asked_again(name, t0_ns) for name, t0_ns in left.items()}
     asked = [name for name, times in again.items() if times]
     said = None
@@ -182,9 +209,11 @@ def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
 
 
 def _some_left(bench: GatewayBench, dialect: DialectName) -> dict[str, int]:
+    """Many gateways ask again only as long as they have sent nothing to their client."""
     if not bench.left.get(dialect):
-        leave = LeaveSpec(way=Way.FIN, tokens=BRIEF_TOKENS)
-        bench.leave_each(bench.plans[dialect], leave, SIZE, dialect)
+        for leave in (LeaveSpec(way=Way.FIN), BEFORE_HEADERS):
+            brief = leave._replace(tokens=BRIEF_TOKENS)
+            bench.leave_each(bench.plans[dialect], brief, SIZE // 2, dialect)
     return bench.left[dialect]
 
 

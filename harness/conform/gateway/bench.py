@@ -105,8 +105,8 @@ Gauges = Mapping[str, float]
 
 class Crowd(NamedTuple):
     """`after`: the clients that came next. `connections`: at the upstream at rest, after each time.
-    `memory_mb`: of the gateway's process, then; empty if it is not known. `gauges`: before, between
-    and after; or why they cannot be read."""
+    `memory_mb`: of the gateway's process, then; empty if it is not known. `gauges`: before all, and
+    after each time that clients stayed and each time that they left; or why they cannot be read."""
 
     crossings: Sequence[Crossing]
     after: Sequence[GatewayAnswer]

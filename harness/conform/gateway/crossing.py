@@ -89,7 +89,9 @@ def judge(
     evidence = _evidence(stops_s, tries, contracts)
     finding = by_step._replace(evidence=evidence, way="upstream")
     if declared != "cancel" and finding.failure is not None:
-        finding = finding._replace(failure=None, reason=_declared(declared, cap_s, answer_s))
+        said = f"as it declares (`{declared}`), answers run on when their clients have left"
+        said += _ended(contracts, stops_s, answer_s)
+        finding = finding._replace(failure=None, reason=said)
     elif declared != "cancel":
         finding = finding._replace(
             reason=f"{finding.reason}; it declares `{declared}`, but it cancels"
@@ -151,11 +153,17 @@ def _cap(contracts: Sequence[Contract], stops_s: Sequence[float]) -> float | Non
     return round(middle_s, 2) if is_one else None
 
 
-def _declared(declared: Disconnect, cap_s: float | None, answer_s: float) -> str:
-    said = f"as it declares (`{declared}`), answers run on when their clients have left"
-    if cap_s is not None:
-        return f"{said}, and are ended after {quantity(cap_s, 's')}"
-    return f"{said}; a cap beyond {quantity(answer_s, 's')} is not seen"
+def _ended(contracts: Sequence[Contract], stops_s: Sequence[float], answer_s: float) -> str:
+    """When the answers end that run on."""
+    never = contracts.count("never")
+    if never == len(contracts):
+        return f"; a cap beyond {quantity(answer_s, 's')} is not seen"
+    if never:
+        return f", in {never} of {len(contracts)} tries to their end"
+    if (cap_s := _cap(contracts, stops_s)) is not None:
+        return f", and are ended after {quantity(cap_s, 's')}"
+    within = f", and are ended within {quantity(max(stops_s), 's')}"
+    return f"{within}, at different times" if "drain" in contracts else within
 
 
 def _evidence(

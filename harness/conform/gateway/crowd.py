@@ -1,4 +1,5 @@
-"""Twenty clients that leave at one moment, twice, and what has come back afterwards."""
+"""Twenty clients that leave at one moment, twice, and what has come back afterwards. The control of
+the gauges is twenty clients that stay, twice, before them."""
 
 import re
 import time
@@ -25,7 +26,7 @@ from harness.workload.target import DialectName
 
 SIZE: Final = 20
 LEAVE: Final = LeaveSpec(way=Way.FIN, tokens=50)
-_TIMES: Final = 2
+TIMES: Final = 2
 _REST_S: Final = 2.0  # the longest until gauges and connections have come to rest
 _LOOK_S: Final = 0.1
 _SAME: Final = 4  # looks
@@ -57,11 +58,11 @@ def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
     after: list[GatewayAnswer] = []
     open_ones: list[int] = []
     memory_mb: list[float] = []
-    gauges: list[Gauges | Exception] = [_gauges(pages)]
-    for _ in range(_TIMES):
+    gauges = _with_clients_that_stay(bench, dialect, pages)
+    for _ in range(TIMES):
         crossings += _leave_at_once(bench, dialect)
         after += bench.ask_each(bench.plans[dialect], [Order()])
-        gauges.append(_at_rest(lambda: _gauges(pages), lambda now: _is_as(now, gauges[0])))
+        gauges.append(_gauges_at_rest(pages, gauges[-1]))
         open_ones.append(_unchanged(bench.connections))
         memory_mb += bench.memory_mb()
     shown = [one for one in gauges if not isinstance(one, Exception)]
@@ -69,11 +70,28 @@ def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
     return Crowd(crossings, after, open_ones, memory_mb, shown if unread is None else unread)
 
 
+def _with_clients_that_stay(
+    bench: GatewayBench, dialect: DialectName, pages: MetricsPages
+) -> list[Gauges | Exception]:
+    """The gauges before, between and after; if they cannot be read, nobody asks."""
+    gauges = [_gauges(pages)]
+    if isinstance(gauges[0], Exception):
+        return gauges
+    for _ in range(TIMES):
+        bench.ask_each(bench.plans[dialect], [Order()] * SIZE)
+        gauges.append(_gauges_at_rest(pages, gauges[-1]))
+    return gauges
+
+
 def _leave_at_once(bench: GatewayBench, dialect: DialectName) -> list[Crossing]:
     with bench.session(bench.plans[dialect]) as session:
         streams = [bench.begin(session, LEAVE) for _ in range(SIZE)]
         together([partial(bench.await_turn, one, LEAVE) for one in streams])
         return together([partial(bench.see_leave, one, LEAVE, dialect) for one in streams])
+
+
+def _gauges_at_rest(pages: MetricsPages, before: Gauges | Exception) -> Gauges | Exception:
+    return _at_rest(lambda: _gauges(pages), lambda now: _is_as(now, before))
 
 
 def _gauges(pages: MetricsPages) -> Gauges | Exception:

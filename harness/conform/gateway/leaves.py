@@ -28,6 +28,9 @@ STALLED_TRIES: Final = 2
 STALLED_TOKENS: Final = 80  # half of them after the leave
 WIDE_WORDS: Final = 400_000  # characters: 10 MB in that time, more than a socket's buffer takes
 QUEUED_STEPS: Final = 15  # for which a request that was left may stay in the upstream's queue
+BEFORE_HEADERS: Final = LeaveSpec(
+    Order(prefill_ms=SILENT_MS, headers="late"), after="slot", steps=3, way=Way.FIN
+)
 
 
 def _leaves(
@@ -79,7 +82,7 @@ _leaves(
 )
 _leaves(
     "hop/before-headers",
-    LeaveSpec(Order(prefill_ms=SILENT_MS, headers="late"), after="slot", steps=3, way=Way.FIN),
+    BEFORE_HEADERS,
     "A client that closes before the answer has headers is let go upstream.",
     wire="The upstream computes a prefill of 2.5 s and sends nothing; 3 to 4 steps into it the "
     "client closes.",
@@ -200,8 +203,10 @@ def h2_reset(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
         orders = [Order()] * (SIBLINGS - 1)
         others = [bench.start(session, order, SIBLING_TOKENS) for order in orders]
         bench.await_turn(first, leave)
-        one = bench.see_leave(first, leave, dialect)
-        wrong = _unwhole([stream.join(SIBLING_TOKENS * bench.step_s + 5) for stream in others])
+        t0_ns = bench.depart(first, leave, dialect)
+        one = bench.see_crossing(first, t0_ns, leave)
+        rows = [stream.join(SIBLING_TOKENS * bench.step_s + 5) for stream in others]
+    wrong = broken_after(t0_ns, rows)
     judged = bench.judge([one], leave)
     if wrong is None:
         return judged
@@ -209,13 +214,18 @@ def h2_reset(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
     return judged._replace(finding=judged.finding._replace(failure=Failure.HARM, reason=said))
 
 
-def _unwhole(rows: Sequence[RequestRow | None]) -> str | None:
-    for row in rows:
-        if row is None:
-            return "no end"
-        if row.outcome is not Outcome.COMPLETED:
-            return why_ended(row)
-    return None
+def broken_after(t0_ns: int, rows: Sequence[RequestRow | None]) -> str | None:
+    """Why a stream is not whole, if one is not. None in `rows`: it has not ended. Raises
+    CannotDecideError if one had broken before t0: then the leave is not the cause."""
+    broken = [row for row in rows if row is None or row.outcome is not Outcome.COMPLETED]
+    for row in broken:
+        if row is not None and row.ended_ns <= t0_ns:
+            raise CannotDecideError(
+                f"another stream of the connection broke before the leave: {why_ended(row)}"
+            )
+    if not broken:
+        return None
+    return "no end" if broken[0] is None else why_ended(broken[0])
 
 
 @crossing(

@@ -84,17 +84,22 @@ def test_each_try_is_kept_with_what_was_made_for_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("closed_s", "said"),
+    ("crossings", "said"),
     [
-        (None, "a cap beyond 12 s is not seen"),
-        (3.0, "are ended after 3 s"),
-        (0.001, "it declares `drain`, but it cancels"),
+        ([crossing(None)] * 4, "left; a cap beyond 12 s is not seen"),
+        ([crossing(3.0)] * 4, "left, and are ended after 3 s"),
+        ([crossing(at_s) for at_s in (3, 4, 6, 9)], "are ended within 9 s, at different times"),
+        ([crossing(2.1, first_s=2.1)] * 4, "left, and are ended within 2.1 s"),  # at next write
+        ([crossing(3.0), crossing(None)], "left, in 1 of 2 tries to their end"),
+        ([crossing(0.001)] * 4, "it declares `drain`, but it cancels"),
     ],
 )
-def test_a_gateway_is_held_to_the_drain_that_it_declares(closed_s: float | None, said: str) -> None:
-    found = judged(*[crossing(closed_s)] * 4, declared="drain")
+def test_a_gateway_is_held_to_the_drain_that_it_declares(
+    crossings: list[Crossing], said: str
+) -> None:
+    found = judged(*crossings, declared="drain")
     assert found.finding.failure is None
-    assert said in found.finding.reason
+    assert found.finding.reason.endswith(said)
 
 
 @pytest.mark.parametrize(
