@@ -50,6 +50,7 @@ from harness.experiments.gentle_plan import (
     is_look,
     level_of,
     most_streams,
+    shown_part,
 )
 from harness.experiments.idle_server import PROMPT_TOKENS
 from harness.experiments.pace import gaps_of
@@ -247,9 +248,11 @@ class _ByGauge:
         floor_s = self._readings.poll_s / 2 + gauge_lag_s(self._target, self.visitors.step_s)
         streams = sum(one.streams for one in self._leaves)
         most = self.visitors.most
+        averaged = None if judged is None else judged.averaged
         return figures("gauge", len(self._leaves), streams, most, judged)._replace(
             floor_s=floor_s,
             share_of_load=self.visitors.in_flight_s / all_s if all_s else None,
+            shown_part=None if averaged is None else shown_part(averaged),
         )
 
 

@@ -20,6 +20,7 @@ from harness.experiments.gentle_plan import (
     is_seen,
     level_of,
     most_streams,
+    shown_part,
 )
 from harness.experiments.outcome import CannotDecideError
 from harness.intervals import Interval
@@ -160,6 +161,25 @@ def test_what_went_at_once_has_gone_but_what_did_not_may_have_gone_otherwise() -
     assert decide(GhostRate.by_gauge(some_later), 0.95) is True
 
 
+@pytest.mark.parametrize(
+    ("freed", "error", "stops"), [(0.5, 0.03, True), (0.5, 0.15, None), (0.1, 0.03, False)]
+)
+def test_a_page_of_one_of_two_replicas_accuses_by_the_beginnings_that_it_shows(
+    freed: float, error: float, stops: bool | None
+) -> None:
+    """It shows half of our streams: all were let go of where half of the leaves are seen."""
+    half = averaged(freed, error)._replace(seen=MeanEstimate(0.5, error, 30))
+    assert decide(GhostRate.by_gauge(half), 0.95) is stops
+
+
+def test_a_page_that_surely_shows_a_part_of_our_streams_is_named() -> None:
+    whole = averaged(1.0, 0.05)
+    assert shown_part(whole) is None
+    assert shown_part(whole._replace(seen=None)) is None
+    assert shown_part(whole._replace(seen=MeanEstimate(0.5, 0.3, 30))) is None
+    assert shown_part(whole._replace(seen=MeanEstimate(0.5, 0.05, 30))) == 0.5
+
+
 def test_enough_is_known_when_both_intervals_are_narrow() -> None:
     def is_met(latency: Interval, forgets: Interval) -> bool:
         return WantedPrecision().is_met(latency_s=0.2, latency=latency, ghosts=forgets, step_s=0.01)
@@ -236,6 +256,8 @@ def test_what_is_known_is_a_sentence() -> None:
     assert "; a stream is held for at most 30 ms, the least that can be seen;" in below.sentence
     by_memory = known._replace(share_of_memory=0.014)
     assert by_memory.sentence.endswith("6 % of its load was ours, and 1.4 % of its memory at most")
+    part = known._replace(shown_part=0.5).sentence
+    assert "; the page shows only 50 % of our streams: name the pages of all replicas; 6 %" in part
     unseen = known._replace(why_no_memory="by memory it cannot be seen: too little")
     assert unseen.sentence.endswith("of its load was ours; by memory it cannot be seen: too little")
     open_yet = Gentle(way="pace", stops=None, why="few leaves", seconds=9.0, moments=3, leaves=3)
