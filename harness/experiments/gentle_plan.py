@@ -20,6 +20,10 @@ FIRST_LOOK: Final = 8  # moments of leaving
 RISK: Final = 0.05  # that any of all looks says yes or no wrongly
 MANY_GHOSTS: Final = 0.1  # of the leaves: more, and the server does not stop
 _WHOLE: Final = 0.9  # of our streams: a gauge that surely shows less is of a part of the server
+# At each look. Leaves that are late, not forgotten, are taken for MANY_GHOSTS only if `freed` says
+# so at the look's own level, too: over ten looks the chances add up to less than RISK, where the
+# error of `at_last` is up to 2.5 times that of `freed`.
+_LATE_LEVEL: Final = 0.98
 _LONGEST_AFTER_S: Final = 2.0
 _SHORTEST_AFTER_STEPS: Final = 20
 _DWELL_S: Final = 1.0  # the width of the random time before a leave
@@ -123,10 +127,12 @@ def level_of(look: int) -> float:
 
 class GhostRate(NamedTuple):
     """The share of the leaves that nothing followed from: 1 less `freed`, and at most 1 less
-    `at_once` (see `Averaged`). By each of `accusers` it is at least as high as is said."""
+    `at_once` (see `Averaged`). The interval begins where `at_last` and each of `accusers` allow it:
+    what was let go of late, or is not shown, was not forgotten."""
 
     freed: MeanEstimate
     at_once: MeanEstimate
+    at_last: MeanEstimate
     accusers: tuple[MeanEstimate, ...]
 
     @classmethod
@@ -135,17 +141,19 @@ class GhostRate(NamedTuple):
         beginnings: these must accuse, too. Where they showed nothing, nothing is said (`is_seen`).
         """
         if left.seen is None or left.seen.interval().low <= 0:
-            return cls(left.freed, left.at_once, (left.freed,))
-        freed, at_once = (_over(one, left.seen) for one in (left.freed, left.at_once))
+            return cls(left.freed, left.at_once, left.at_last, (left.freed,))
+        shares = left.freed, left.at_once, left.at_last
+        freed, at_once, at_last = (_over(one, left.seen) for one in shares)
         if shown_part(left) is not None:
-            return cls(freed, at_once, (freed,))
-        return cls(left.freed, left.at_once, (left.freed, freed))
+            return cls(freed, at_once, at_last, (freed,))
+        return cls(left.freed, left.at_once, at_last, (left.freed, freed))
 
     @classmethod
     def by_pace(cls, left: Averaged, ended: Averaged) -> Self:
         """Compares with what the natural end of a stream does to another's pace."""
-        freed = _over(left.freed, ended.freed)
-        return cls(freed, _over(left.at_once, ended.freed), (freed,))
+        shares = left.freed, left.at_once, left.at_last
+        freed, at_once, at_last = (_over(one, ended.freed) for one in shares)
+        return cls(freed, at_once, at_last, (freed,))
 
     @property
     def rate(self) -> float:
@@ -154,7 +162,8 @@ class GhostRate(NamedTuple):
 
     def interval(self, level: float = 0.95) -> Interval:
         """The interval of the rate, not cut off at 0 and 1."""
-        low = 1 - max(one.interval(level).high for one in self.accusers)
+        shares = *(one.interval(level) for one in self.accusers), self.at_last.interval(_LATE_LEVEL)
+        low = 1 - max(one.high for one in shares)
         high = 1 - max(one.interval(level).low for one in (self.freed, self.at_once))
         return Interval(low, max(low, high))
 
