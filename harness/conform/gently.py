@@ -93,6 +93,8 @@ def _outcome(found: Gentle, contract: Disconnect) -> Finding | Exception:
     forgets = found.ghosts_at_least is not None and found.ghosts_at_least > MOST_GHOSTS
     if found.stops and not forgets:
         return Finding(None, found.sentence, {})
+    if contract != "cancel" and found.loses:  # not even when the answers end
+        return Finding(Failure.NEVER, f"it declares `{contract}`, but {found.sentence}", {})
     if contract != "cancel":
         return Finding(None, f"as it declares (`{contract}`): {found.sentence}", {})
     too_many = f"it forgets more than {quantity(MOST_GHOSTS, 'ratio')} of the streams that leave; "

@@ -268,7 +268,7 @@ class Gentle(NamedTuple):
     `share_of_load`: our streams over all that ran; None where no gauge shows that. `shown_part`: of
     our streams, if the gauge surely does not show all of them. `most_streams` of ours ran at once.
     `ghosts_at_least`: the least share of forgotten leaves, as sure as `stops`. `latency_s` has the
-    gauge's usual lag taken off; nothing below `floor_s` can be seen."""
+    gauge's usual lag taken off; nothing below `floor_s` can be seen. `loses`: see JudgedLeaves."""
 
     way: Literal["gauge", "pace"]
     stops: bool | None
@@ -292,6 +292,7 @@ class Gentle(NamedTuple):
     ends: int = 0
     missed_ends: int = 0
     why_no_memory: str = ""
+    loses: bool = False
     is_final: bool = False
 
     @property
@@ -345,6 +346,7 @@ def figures(
         ghost_rate=judged.ghosts.rate,
         ghost_ci95=judged.ghosts.interval(),
         seen_by_s=judged.seen_by_s,
+        loses=judged.loses,
     )
 
 

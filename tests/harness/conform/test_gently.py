@@ -49,6 +49,13 @@ def test_one_that_does_not_stop_fails_unless_it_declares_that() -> None:
     assert declared.reason.startswith("as it declares (`drain`)")
 
 
+def test_what_is_held_after_the_end_of_an_answer_is_no_drain() -> None:
+    loses = KNOWN._replace(stops=False, why="the memory never comes back", loses=True)
+    result = judged(CASE, loses, "drain")
+    assert (result.verdict, result.kind, result.stops) == (Verdict.FAIL, Failure.NEVER, False)
+    assert result.reason.startswith("it declares `drain`, but it does not stop: the memory never")
+
+
 def test_one_that_stops_but_surely_forgets_one_stream_in_thirty_fails() -> None:
     shown = KNOWN._replace(ghost_rate=0.08, ghost_ci95=Interval(0.046, 0.125))
     forgets = shown._replace(ghosts_at_least=0.03)
