@@ -13,9 +13,11 @@ from harness.conform.finding import Evidence, Finding
 from harness.conform.gentle_case import gentle_case
 from harness.conform.messages import SuiteRequest
 from harness.conform.verdict import settle_case
-from harness.experiments.gentle import GentleTerms, serves, watch
+from harness.errors import TargetError
+from harness.experiments.gentle import GentleTerms, watch
 from harness.experiments.gentle_plan import Gentle, is_look
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.visitors import BusyError, first_look
 from harness.formatting import quantity
 from harness.records import Disconnect
 from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
@@ -41,10 +43,23 @@ def watch_gently(
         case,
         contract,
         looks,
-        lambda: Aftermath.CLEAN if serves(session) else Aftermath.DEAD,
+        lambda: aftermath_of(lambda: first_look(session)),
         decided,
         so_far,
     )
+
+
+def aftermath_of(ask: Callable[[], object]) -> Aftermath:
+    """`ask`: for a short answer, as `first_look` does."""
+    try:
+        ask()
+    except BusyError:
+        return Aftermath.REFUSING
+    except TargetError:
+        return Aftermath.DEAD
+    except CannotDecideError:  # it answered, but in one piece
+        return Aftermath.CLEAN
+    return Aftermath.CLEAN
 
 
 def follow(

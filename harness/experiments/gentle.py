@@ -26,7 +26,6 @@ import numpy as np
 from harness.client.live_stream import LiveStream
 from harness.client.session import LoadSession
 from harness.collect.source import SourceError
-from harness.errors import TargetError
 from harness.experiments.averaged import (
     FEWEST,
     LEVEL_STEPS,
@@ -192,14 +191,6 @@ def _watch(
                 is_over = is_over or judged.is_sure(terms.wanted, seen.visitors.step_s)
         found = seen.figures(judged)._replace(stops=stops, why=why, ghosts_at_least=least)
         yield found._replace(seconds=seconds, is_final=is_over)
-
-
-def serves(session: LoadSession) -> bool:
-    try:
-        first_look(session)
-    except TargetError:
-        return False
-    return True
 
 
 class _ByGauge:

@@ -4,7 +4,7 @@ and leave or end by themselves."""
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
 
@@ -16,7 +16,7 @@ from harness.errors import TargetError
 from harness.experiments.averaged import Leave
 from harness.experiments.flushes import Flush, flushes_of, latest_gaps, step_of, typical_tokens
 from harness.experiments.gentle_plan import StreamTurns
-from harness.experiments.idle_server import PROMPT_TOKENS, Answer, answer_flushes
+from harness.experiments.idle_server import PROMPT_TOKENS, Answer, answer_flushes, was_refused
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import without_token
@@ -33,10 +33,17 @@ _STEPS: Final = 20  # of the streams of late
 _LOOK_TOKENS: Final = 32
 
 
-def first_look(session: LoadSession) -> tuple[float, float]:
+class BusyError(CannotDecideError):
+    """The server refused short requests, again and again."""
+
+
+def first_look(
+    session: LoadSession, pause: Callable[[float], object] = gevent.sleep
+) -> tuple[float, float]:
     """The step, and how many tokens come at once, by one short answer. An answer whose tokens the
-    server counts shows how many an event has. Raises TargetError and CannotDecideError."""
-    answer = _short_answer(session)
+    server counts shows how many an event has. Raises TargetError, and BusyError or another
+    CannotDecideError."""
+    answer = _short_answer(session, pause)
     if answer.counted is not None and answer.counted[0] > answer.row.tokens_read:
         session.client.event_scale.observe(answer.counted)
     flushes = answer_flushes(answer)
@@ -45,12 +52,21 @@ def first_look(session: LoadSession) -> tuple[float, float]:
     return step_s, max(1.0, typical_tokens(flushes))
 
 
-def _short_answer(session: LoadSession) -> Answer:
+def _short_answer(session: LoadSession, pause: Callable[[float], object]) -> Answer:
+    """Others use the server: where it refuses a request, it is asked again."""
     asked = RequestSpec(
         user=0, max_tokens=_LOOK_TOKENS, prompt_tokens=PROMPT_TOKENS, role=Role.PROBE
     )
-    stream = LiveStream(session, asked)
-    row = stream.join(READY_S)
+    refused = 0
+    while True:
+        stream = LiveStream(session, asked)
+        row = stream.join(READY_S)
+        if row is None or not was_refused(row):
+            break
+        refused += 1
+        if refused == _MOST_REFUSED:
+            raise BusyError(f"the server refused {refused} short requests in a row: {row.error}")
+        pause(_PAUSE_S)
     if row is None or row.error or not row.token_times_ns:
         why = "it did not end in time" if row is None else row.error or row.outcome
         stream.leave()

@@ -11,7 +11,7 @@ import pytest
 from harness.client.live_stream import LiveStream
 from harness.experiments.averaged import LeaveWindow
 from harness.experiments.gentle_plan import StreamTurns
-from harness.experiments.visitors import Visitors, first_look
+from harness.experiments.visitors import BusyError, Visitors, first_look
 from harness.intervals import Interval
 from harness.records import Outcome, RequestRow
 from harness.workload.event_scale import Counted, EventScale
@@ -77,6 +77,23 @@ def test_the_servers_count_shows_how_many_tokens_an_event_brings() -> None:
     assert session.client.event_scale.now.tokens == 2
 
 
+def refusal(status: int) -> tuple[RequestRow, None]:
+    row = request_row("one", sent_ns=0, ended_ns=1, outcome=Outcome.REJECTED)
+    row.status_code, row.error = status, f"HTTP {status}"
+    return row, None
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_that_refuses_a_request_is_asked_again(status: int) -> None:
+    """Ten refusals in a row are enough."""
+    answer, pauses = (answer_of([1] * 8, times_of(8, 1)), None), list[float]()
+    found = first_look(session_of(*[refusal(status)] * 9, answer), pauses.append)
+    assert found == pytest.approx((STEP_S, 1))
+    assert pauses == [2.0] * 9
+    with pytest.raises(BusyError, match=f"refused 10 short requests in a row: HTTP {status}"):
+        first_look(session_of(*[refusal(status)] * 10), lambda _seconds: None)
+
+
 class Left:
     """A stream that has left after so many events, each of `tokens` tokens."""
 
@@ -94,16 +111,21 @@ class Left:
         pass
 
 
+class Visiting(Visitors):
+    """`left`: its only stream."""
+
+    left: LiveStream
+
+    def begin(self, count: int, tokens: int) -> list[LiveStream]:
+        return [self.left]
+
+
 def departed(step_s: float, *, step_ns: int, tokens: int) -> tuple[Visitors, Any, int]:
     """A visitor that took the step for `step_s` leaves after 8 events."""
     turns = StreamTurns(WINDOW, Interval(0.001, 0.002), most_tokens=1000)
-    visitors = Visitors(session_of(), turns, random.Random(1), step_s=step_s, most=1)
+    visitors = Visiting(session_of(), turns, random.Random(1), step_s=step_s, most=1)
     asked = turns.tokens(0.002, step_s) + 8 * tokens
-
-    def begin(_count: int, _tokens: int) -> list[LiveStream]:
-        return [cast(LiveStream, Left(asked, 8, tokens, step_ns))]
-
-    visitors.begin = begin  # type: ignore[method-assign]
+    visitors.left = cast(LiveStream, Left(asked, 8, tokens, step_ns))
     return visitors, visitors.depart(1), asked - 8 * tokens
 
 
