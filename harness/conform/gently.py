@@ -13,9 +13,11 @@ from harness.conform.finding import Evidence, Finding
 from harness.conform.gentle_case import gentle_case
 from harness.conform.messages import SuiteRequest
 from harness.conform.verdict import settle_case
-from harness.experiments.gentle import GentleTerms, serves, watch
+from harness.errors import TargetError
+from harness.experiments.gentle import GentleTerms, watch
 from harness.experiments.gentle_plan import Gentle, is_look
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.visitors import BusyError, first_look
 from harness.formatting import quantity
 from harness.records import Disconnect
 from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
@@ -41,10 +43,23 @@ def watch_gently(
         case,
         contract,
         looks,
-        lambda: Aftermath.CLEAN if serves(session) else Aftermath.DEAD,
+        lambda: aftermath_of(lambda: first_look(session)),
         decided,
         so_far,
     )
+
+
+def aftermath_of(ask: Callable[[], object]) -> Aftermath:
+    """`ask`: for a short answer, as `first_look` does."""
+    try:
+        ask()
+    except BusyError:
+        return Aftermath.REFUSING
+    except TargetError:
+        return Aftermath.DEAD
+    except CannotDecideError:  # it answered, but in one piece
+        return Aftermath.CLEAN
+    return Aftermath.CLEAN
 
 
 def follow(
@@ -93,6 +108,8 @@ def _outcome(found: Gentle, contract: Disconnect) -> Finding | Exception:
     forgets = found.ghosts_at_least is not None and found.ghosts_at_least > MOST_GHOSTS
     if found.stops and not forgets:
         return Finding(None, found.sentence, {})
+    if contract != "cancel" and found.loses:  # not even when the answers end
+        return Finding(Failure.NEVER, f"it declares `{contract}`, but {found.sentence}", {})
     if contract != "cancel":
         return Finding(None, f"as it declares (`{contract}`): {found.sentence}", {})
     too_many = f"it forgets more than {quantity(MOST_GHOSTS, 'ratio')} of the streams that leave; "

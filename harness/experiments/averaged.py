@@ -96,6 +96,7 @@ class Averaged(NamedTuple):
     """`place_s`: from t0 to the fall, with the interval of 95 %. `freed`: the share of the leaving
     streams that had gone from the reading between t0 and `seen_by_s` after it. `at_once`: the share
     that went right at the place, which the others disturb less; never more than went in all.
+    `at_last`: the share that had gone by the window's end, which the others disturb more.
     `control`: `freed` at random moments without a leave, where there was room; it should be 0.
     `seen`: by how much the reading rose as a stream began: without that no leave can be seen."""
 
@@ -106,6 +107,7 @@ class Averaged(NamedTuple):
     seen_by_s: float
     freed: MeanEstimate
     at_once: MeanEstimate
+    at_last: MeanEstimate
     control: MeanEstimate | None
     seen: MeanEstimate | None
 
@@ -135,6 +137,7 @@ def average(
         seen_by_s=max(0.0, float(place_s)) + window.poll_s + window.level_s,
         freed=MeanEstimate.of(freed),
         at_once=MeanEstimate.of(at_once),
+        at_last=MeanEstimate.of(curves.depth_at_last()),
         control=_control(whole, max(0.0, float(place_s)), (times_s, values), window, rng),
         seen=_seen(whole, (times_s, values), window),
     )
@@ -180,6 +183,12 @@ class _Curves:
             depths[0, group == one] = self._level(own, -poll_s - level_s) - after
             depths[1, group == one] = self._level(own, place_s - poll_s - level_s) - after
         return depths[0], depths[1]
+
+    def depth_at_last(self) -> Array:
+        """The depth of each leave at the window's end: some may be let go of later than most."""
+        poll_s, level_s = self._window.poll_s, self._window.level_s
+        before = self._level(self.by_leave, -poll_s - level_s)
+        return before - self._level(self.by_leave, self._window.after_s + poll_s)
 
     def _level(self, curves: Array, since_s: float) -> Array:
         first = round((since_s - self._grid[0]) / _GRID_S)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from itertools import count
-from statistics import median
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,7 +26,6 @@ import numpy as np
 from harness.client.live_stream import LiveStream
 from harness.client.session import LoadSession
 from harness.collect.source import SourceError
-from harness.errors import TargetError
 from harness.experiments.averaged import (
     FEWEST,
     LEVEL_STEPS,
@@ -51,9 +49,9 @@ from harness.experiments.gentle_plan import (
     is_look,
     level_of,
     most_streams,
+    shown_part,
 )
 from harness.experiments.idle_server import PROMPT_TOKENS
-from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import (
@@ -65,19 +63,16 @@ from harness.experiments.readings import (
     poll_of,
     why_no_gauge,
 )
-from harness.experiments.visitors import Visitors
+from harness.experiments.visitors import Visitors, first_look
 from harness.intervals import Interval
-from harness.records import Role
-from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
 from harness.workload.target import Target
 
 _Seen = TypeVar("_Seen")
-_PROBE_TOKENS: Final = 32
 _SHORTEST_POLL_S: Final = 0.02
 _POLL_COSTS: Final = 10  # times what a reading takes
 _COST_READINGS: Final = 5
-_TWIN_STEPS: Final = 10  # of a level: one token may be read late
+_TWIN_EVENTS: Final = 10  # of a level: one may be read late
 _FASTER: Final = 1.5  # than now: a twin must last for a whole turn
 
 
@@ -100,14 +95,14 @@ def watch(
 
     Raises TargetError if the server does not serve, and CannotDecideError if nothing can be seen.
     """
-    step_s = _first_look(session)
+    step_s, together = first_look(session)
     gauge, cost_s = _gauge_of(session.plan, urls)
     turns = StreamTurns.of(
         step_s=step_s,
-        poll_s=step_s if gauge is None else _poll_s(session.plan.target, step_s, cost_s),
+        poll_s=together * step_s if gauge is None else _poll_s(session.plan.target, step_s, cost_s),
         settle_s=terms.settle_s,
         context=terms.context,
-        level_steps=_TWIN_STEPS if gauge is None else LEVEL_STEPS,
+        level_steps=round(_TWIN_EVENTS * together) if gauge is None else LEVEL_STEPS,
     )
     most = most_streams(terms.slots)
     visitors = Visitors(session, turns, rng, step_s=step_s, most=most)
@@ -198,31 +193,6 @@ def _watch(
         yield found._replace(seconds=seconds, is_final=is_over)
 
 
-def serves(session: LoadSession) -> bool:
-    try:
-        _first_look(session)
-    except TargetError:
-        return False
-    return True
-
-
-def _first_look(session: LoadSession) -> float:
-    """The step, by one short answer. Raises TargetError and CannotDecideError."""
-    asked = RequestSpec(
-        user=0, max_tokens=_PROBE_TOKENS, prompt_tokens=PROMPT_TOKENS, role=Role.PROBE
-    )
-    stream = LiveStream(session, asked)
-    row = stream.join(READY_S)
-    if row is None or row.error or not row.token_times_ns:
-        why = "it did not end in time" if row is None else row.error or row.outcome
-        stream.leave()
-        raise TargetError(f"{session.plan.url} does not answer a short request: {why}")
-    gaps = [gap.pace_s for gap in gaps_of(row.token_times_ns)]
-    if not gaps:
-        raise CannotDecideError("the server shows no step: its tokens come in one piece")
-    return median(gaps)
-
-
 class _ByGauge:
     """Running and waiting together: a place that a leave frees is another's at once where some
     wait."""
@@ -269,9 +239,11 @@ class _ByGauge:
         floor_s = self._readings.poll_s / 2 + gauge_lag_s(self._target, self.visitors.step_s)
         streams = sum(one.streams for one in self._leaves)
         most = self.visitors.most
+        averaged = None if judged is None else judged.averaged
         return figures("gauge", len(self._leaves), streams, most, judged)._replace(
             floor_s=floor_s,
             share_of_load=self.visitors.in_flight_s / all_s if all_s else None,
+            shown_part=None if averaged is None else shown_part(averaged),
         )
 
 
@@ -360,12 +332,12 @@ class _ByTwin:
     def figures(self, judged: JudgedLeaves | None) -> Gentle:
         leaves = len(self._leaves)
         return figures("pace", leaves, leaves, self.visitors.most, judged)._replace(
-            floor_s=self.visitors.step_s
+            floor_s=self.visitors.turns.window.poll_s
         )
 
 
 def _paces(twin: LiveStream) -> tuple[Array, Array]:
-    """The seconds a token, each in the middle of its gap."""
+    """The seconds between two events, each in the middle of its gap."""
     gaps = gaps_of(twin.token_times_ns)
     middles = [gap.since_s + gap.pace_s / 2 for gap in gaps]
     return np.array(middles), np.array([gap.pace_s for gap in gaps])

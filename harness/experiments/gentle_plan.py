@@ -19,6 +19,11 @@ MOST_TOGETHER: Final = 4  # that leave at one moment: more would be a crowd
 FIRST_LOOK: Final = 8  # moments of leaving
 RISK: Final = 0.05  # that any of all looks says yes or no wrongly
 MANY_GHOSTS: Final = 0.1  # of the leaves: more, and the server does not stop
+_WHOLE: Final = 0.9  # of our streams: a gauge that surely shows less is of a part of the server
+# At each look. Leaves that are late, not forgotten, are taken for MANY_GHOSTS only if `freed` says
+# so at the look's own level, too: over ten looks the chances add up to less than RISK, where the
+# error of `at_last` is up to 2.5 times that of `freed`.
+_LATE_LEVEL: Final = 0.98
 _LONGEST_AFTER_S: Final = 2.0
 _SHORTEST_AFTER_STEPS: Final = 20
 _DWELL_S: Final = 1.0  # the width of the random time before a leave
@@ -122,19 +127,33 @@ def level_of(look: int) -> float:
 
 class GhostRate(NamedTuple):
     """The share of the leaves that nothing followed from: 1 less `freed`, and at most 1 less
-    `at_once` (see `Averaged`)."""
+    `at_once` (see `Averaged`). The interval begins where `at_last` and each of `accusers` allow it:
+    what was let go of late, or is not shown, was not forgotten."""
 
     freed: MeanEstimate
     at_once: MeanEstimate
+    at_last: MeanEstimate
+    accusers: tuple[MeanEstimate, ...]
 
     @classmethod
     def by_gauge(cls, left: Averaged) -> Self:
-        return cls(left.freed, left.at_once)
+        """A page of one of several replicas shows a part of the leaves, and as much of the
+        beginnings: these must accuse, too. Where they showed nothing, nothing is said (`is_seen`).
+        """
+        if left.seen is None or left.seen.interval().low <= 0:
+            return cls(left.freed, left.at_once, left.at_last, (left.freed,))
+        shares = left.freed, left.at_once, left.at_last
+        freed, at_once, at_last = (_over(one, left.seen) for one in shares)
+        if shown_part(left) is not None:
+            return cls(freed, at_once, at_last, (freed,))
+        return cls(left.freed, left.at_once, at_last, (left.freed, freed))
 
     @classmethod
     def by_pace(cls, left: Averaged, ended: Averaged) -> Self:
         """Compares with what the natural end of a stream does to another's pace."""
-        return cls(_over(left.freed, ended.freed), _over(left.at_once, ended.freed))
+        shares = left.freed, left.at_once, left.at_last
+        freed, at_once, at_last = (_over(one, ended.freed) for one in shares)
+        return cls(freed, at_once, at_last, (freed,))
 
     @property
     def rate(self) -> float:
@@ -143,14 +162,16 @@ class GhostRate(NamedTuple):
 
     def interval(self, level: float = 0.95) -> Interval:
         """The interval of the rate, not cut off at 0 and 1."""
-        wide, sharp = self.freed.interval(level), self.at_once.interval(level)
-        return Interval(1 - wide.high, max(1 - wide.high, 1 - max(wide.low, sharp.low)))
+        shares = *(one.interval(level) for one in self.accusers), self.at_last.interval(_LATE_LEVEL)
+        low = 1 - max(one.high for one in shares)
+        high = 1 - max(one.interval(level).low for one in (self.freed, self.at_once))
+        return Interval(low, max(low, high))
 
 
-def _over(left: MeanEstimate, ended: MeanEstimate) -> MeanEstimate:
-    share = left.mean / ended.mean
-    error = math.hypot(left.error, share * ended.error) / abs(ended.mean)
-    return MeanEstimate(share, error, min(left.n, ended.n))
+def _over(left: MeanEstimate, whole: MeanEstimate) -> MeanEstimate:
+    share = left.mean / whole.mean
+    error = math.hypot(left.error, share * whole.error) / abs(whole.mean)
+    return MeanEstimate(share, error, min(left.n, whole.n))
 
 
 def decide(ghosts: GhostRate | FallTally, level: float) -> bool | None:
@@ -164,6 +185,12 @@ def decide(ghosts: GhostRate | FallTally, level: float) -> bool | None:
 def is_seen(averaged: Averaged, level: float) -> bool:
     """Whether the reading shows that our streams begin: else it cannot show that they are gone."""
     return averaged.seen is not None and averaged.seen.interval(level).low > 0
+
+
+def shown_part(averaged: Averaged) -> float | None:
+    """The share of our streams that the gauge shows, where that is surely not all of them."""
+    seen = averaged.seen
+    return None if seen is None or seen.interval().high >= _WHOLE else seen.mean
 
 
 def drifts(averaged: Averaged, level: float) -> bool:
@@ -238,9 +265,10 @@ class Gentle(NamedTuple):
     stream of ours holds, with its `prompt_tokens`; None where leaves are not judged by memory, for
     the reason `why_no_memory`. `mistaken_share`: how often the reading looked like a leave while
     nothing of ours moved. `missed_ends`: how many of the `ends` of our answers showed nothing.
-    `share_of_load`: our streams over all that ran; None where no gauge shows that. `most_streams`
-    of ours ran at once. `ghosts_at_least`: the least share of forgotten leaves, as sure as `stops`.
-    `latency_s` has the gauge's usual lag taken off; nothing below `floor_s` can be seen."""
+    `share_of_load`: our streams over all that ran; None where no gauge shows that. `shown_part`: of
+    our streams, if the gauge surely does not show all of them. `most_streams` of ours ran at once.
+    `ghosts_at_least`: the least share of forgotten leaves, as sure as `stops`. `latency_s` has the
+    gauge's usual lag taken off; nothing below `floor_s` can be seen. `loses`: see JudgedLeaves."""
 
     way: Literal["gauge", "pace"]
     stops: bool | None
@@ -257,12 +285,14 @@ class Gentle(NamedTuple):
     seen_by_s: float | None = None
     most_streams: int = 0
     share_of_load: float | None = None
+    shown_part: float | None = None
     share_of_memory: float | None = None
     prompt_tokens: int = 0
     mistaken_share: float | None = None
     ends: int = 0
     missed_ends: int = 0
     why_no_memory: str = ""
+    loses: bool = False
     is_final: bool = False
 
     @property
@@ -284,6 +314,9 @@ class Gentle(NamedTuple):
             rate, low, high = (_share(one) for one in (self.ghost_rate, *self.ghost_ci95))
             within = quantity(self.seen_by_s, "s")
             said += f"; {rate} of the streams are still held after {within} ({low} to {high})"
+        if self.shown_part is not None:
+            shown = _share(self.shown_part)
+            said += f"; the page shows only {shown} of our streams: name the pages of all replicas"
         if self.share_of_load is not None:
             said += f"; {_share(self.share_of_load)} of its load was ours"
         if self.share_of_memory is not None:
@@ -313,6 +346,7 @@ def figures(
         ghost_rate=judged.ghosts.rate,
         ghost_ci95=judged.ghosts.interval(),
         seen_by_s=judged.seen_by_s,
+        loses=judged.loses,
     )
 
 

@@ -293,7 +293,7 @@ def _find_pace(session: LoadSession) -> tuple[float, float]:
         answer = _first(session, tokens)
         if answer.counted is not None and answer.counted[0] > answer.row.tokens_read:
             session.client.event_scale.observe(answer.counted)
-        flushes = _flushes(answer)
+        flushes = answer_flushes(answer)
         step_s = step_of(flushes)
         if len(flushes) >= _FEWEST_FLUSHES and step_s is not None and step_s > _LEAST_STEP_S:
             return step_s, max(1.0, typical_tokens(flushes))
@@ -303,7 +303,7 @@ def _find_pace(session: LoadSession) -> tuple[float, float]:
     )
 
 
-def _flushes(answer: Answer) -> list[Flush]:
+def answer_flushes(answer: Answer) -> list[Flush]:
     row, counted = answer
     by_events = sum(row.event_tokens)
     scale = counted[0] / by_events if counted is not None and by_events else 1.0
@@ -317,7 +317,7 @@ def _step_beside(session: LoadSession, streams: int, tokens: int) -> float | Non
     if not whole:
         why = next((row.error or row.outcome for row, _ in answers), "no answer")
         raise TargetError(f"{session.plan.url} does not answer {streams} requests at once: {why}")
-    steps = [step for one in whole if (step := step_of(_flushes(one))) is not None]
+    steps = [step for one in whole if (step := step_of(answer_flushes(one))) is not None]
     return median(steps) if steps and median(steps) > _LEAST_STEP_S else None
 
 

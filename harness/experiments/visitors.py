@@ -4,7 +4,7 @@ and leave or end by themselves."""
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
 
@@ -12,11 +12,12 @@ import gevent
 
 from harness.client.live_stream import LiveStream, join_all
 from harness.client.session import LoadSession
+from harness.errors import TargetError
 from harness.experiments.averaged import Leave
+from harness.experiments.flushes import Flush, flushes_of, latest_gaps, step_of, typical_tokens
 from harness.experiments.gentle_plan import StreamTurns
-from harness.experiments.idle_server import PROMPT_TOKENS
+from harness.experiments.idle_server import PROMPT_TOKENS, Answer, answer_flushes, was_refused
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import without_token
 from harness.intervals import Interval
@@ -29,6 +30,56 @@ _MOST_REFUSED: Final = 10  # in a row
 _MOST_ENDED: Final = 10  # in a row
 _FEWEST_TOKENS: Final = 8
 _STEPS: Final = 20  # of the streams of late
+_LOOK_TOKENS: Final = 32
+
+
+class BusyError(CannotDecideError):
+    """The server refused short requests, again and again."""
+
+
+def first_look(
+    session: LoadSession, pause: Callable[[float], object] = gevent.sleep
+) -> tuple[float, float]:
+    """The step, and how many tokens come at once, by one short answer. An answer whose tokens the
+    server counts shows how many an event has. Raises TargetError, and BusyError or another
+    CannotDecideError."""
+    answer = _short_answer(session, pause)
+    if answer.counted is not None and answer.counted[0] > answer.row.tokens_read:
+        session.client.event_scale.observe(answer.counted)
+    flushes = answer_flushes(answer)
+    if not (step_s := usual_step(flushes)):
+        raise CannotDecideError("the server shows no step: its tokens come in one piece")
+    return step_s, max(1.0, typical_tokens(flushes))
+
+
+def _short_answer(session: LoadSession, pause: Callable[[float], object]) -> Answer:
+    """Others use the server: where it refuses a request, it is asked again."""
+    asked = RequestSpec(
+        user=0, max_tokens=_LOOK_TOKENS, prompt_tokens=PROMPT_TOKENS, role=Role.PROBE
+    )
+    refused = 0
+    while True:
+        stream = LiveStream(session, asked)
+        row = stream.join(READY_S)
+        if row is None or not was_refused(row):
+            break
+        refused += 1
+        if refused == _MOST_REFUSED:
+            raise BusyError(f"the server refused {refused} short requests in a row: {row.error}")
+        pause(_PAUSE_S)
+    if row is None or row.error or not row.token_times_ns:
+        why = "it did not end in time" if row is None else row.error or row.outcome
+        stream.leave()
+        raise TargetError(f"{session.plan.url} does not answer a short request: {why}")
+    return Answer(row, stream.counted)
+
+
+def usual_step(flushes: Sequence[Flush]) -> float | None:
+    """The time that a token usually takes, in seconds; None: all came at once. A few slow steps, as
+    beside another's prompt, make it no longer."""
+    times_ns = [one.at_ns for one in flushes]
+    gaps = latest_gaps(times_ns, [one.tokens for one in flushes], latest=len(flushes))
+    return median(gaps) if gaps else step_of(flushes)
 
 
 class Visitors:
@@ -104,7 +155,8 @@ class Visitors:
 
     def depart(self, count: int) -> tuple[Leave, int] | None:
         """Streams begin, run for a random time and leave. Returns the leave, and the largest number
-        of tokens that one of them still had to come."""
+        of tokens that one of them still had to come. None, too, if an answer may end by itself in
+        the window: that would look like letting go."""
         turns = self.turns
         dwell_s, asked_s = turns.draw_s(self.rng), time.perf_counter()
         streams = self.begin(count, turns.tokens(dwell_s, self.step_s))
@@ -117,12 +169,12 @@ class Visitors:
         join_all(streams, READY_S)
         left_ns = [one.abandoned_ns for one in streams if one.abandoned_ns is not None]
         self._learn_step(streams)
-        if len(left_ns) < count:
+        to_come = [one.spec.max_tokens - one.tokens for one in streams]
+        if len(left_ns) < count or min(to_come) * self.step_s < turns.window.whole_after_s:
             self._ended_early(streams)
             return None
         self._ended = 0
-        t0_s = max(left_ns) / 1e9
-        left = max(one.spec.max_tokens - one.tokens for one in streams)
+        t0_s, left = max(left_ns) / 1e9, max(to_come)
         self.in_flight_s += count * (t0_s - began_s)
         return Leave(asked_s, began_s, t0_s, count), left
 
@@ -150,12 +202,12 @@ class Visitors:
         if self._ended == _MOST_ENDED:
             tokens = max(one.tokens for one in streams)
             raise CannotDecideError(
-                f"answers end by themselves before our streams leave, {self._ended} times in a "
-                f"row, the last after {tokens} tokens of {streams[0].spec.max_tokens}"
+                f"answers end by themselves before our streams leave, or soon after, {self._ended} "
+                f"times in a row, the last after {tokens} tokens of {streams[0].spec.max_tokens}"
             )
         gevent.sleep(self.turns.window.whole_after_s)
 
     def _learn_step(self, streams: Sequence[LiveStream]) -> None:
-        gaps = [gap.pace_s for one in streams for gap in gaps_of(one.token_times_ns)]
-        if gaps:
-            self._steps_s.append(median(gaps))
+        found = [usual_step(flushes_of(one.token_times_ns, one.event_tokens)) for one in streams]
+        if steps_s := [one for one in found if one]:
+            self._steps_s.append(median(steps_s))

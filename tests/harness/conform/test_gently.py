@@ -6,10 +6,11 @@ import pytest
 
 from harness.conform.config import ConformConfig, chosen_cases
 from harness.conform.gentle_case import GENTLE_ID, GENTLE_S, gentle_case
-from harness.conform.gently import follow, judged
-from harness.errors import ConfigError
+from harness.conform.gently import aftermath_of, follow, judged
+from harness.errors import ConfigError, TargetError
 from harness.experiments.gentle_plan import Gentle
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.visitors import BusyError
 from harness.intervals import Interval
 from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
 
@@ -47,6 +48,13 @@ def test_one_that_does_not_stop_fails_unless_it_declares_that() -> None:
     assert declared.verdict is Verdict.PASS
     assert declared.stops is False
     assert declared.reason.startswith("as it declares (`drain`)")
+
+
+def test_what_is_held_after_the_end_of_an_answer_is_no_drain() -> None:
+    loses = KNOWN._replace(stops=False, why="the memory never comes back", loses=True)
+    result = judged(CASE, loses, "drain")
+    assert (result.verdict, result.kind, result.stops) == (Verdict.FAIL, Failure.NEVER, False)
+    assert result.reason.startswith("it declares `drain`, but it does not stop: the memory never")
 
 
 def test_one_that_stops_but_surely_forgets_one_stream_in_thirty_fails() -> None:
@@ -103,6 +111,25 @@ def test_a_watch_that_saw_nothing_says_why() -> None:
     (one,) = shown
     assert (one.verdict, one.reason) == (Verdict.CANNOT_DECIDE, "the server shows no step")
     assert one.aftermath is Aftermath.DEAD
+
+
+@pytest.mark.parametrize(
+    ("error", "aftermath"),
+    [
+        (None, Aftermath.CLEAN),
+        (CannotDecideError("its tokens come in one piece"), Aftermath.CLEAN),
+        (BusyError("HTTP 429"), Aftermath.REFUSING),
+        (TargetError("no answer"), Aftermath.DEAD),
+    ],
+)
+def test_only_a_server_that_does_not_answer_is_dead(
+    error: Exception | None, aftermath: Aftermath
+) -> None:
+    def ask() -> None:
+        if error is not None:
+            raise error
+
+    assert aftermath_of(ask) is aftermath
 
 
 def test_it_is_a_run_of_its_own() -> None:

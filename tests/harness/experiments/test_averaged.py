@@ -99,6 +99,17 @@ def test_the_same_at_moments_without_a_leave_shows_nothing() -> None:
     assert np.mean(covered) >= 0.85
 
 
+def test_leaves_that_are_let_go_of_later_than_most_have_gone_at_the_windows_end() -> None:
+    """A server that looks for leaves between steps computes another's prompt in one piece first."""
+    rng = np.random.default_rng(1)
+    held_s = lambda: rng.uniform(0.15, 0.6) if rng.random() < 0.3 else 0.01  # noqa: E731
+    seen = watched(rng, 40, held_s, users=0, poll_s=QUICK.poll_s)
+    found = average(seen.leaves, seen.times_s, seen.values, QUICK, rng)
+    assert found is not None
+    assert found.freed.mean < 0.85
+    assert found.at_last.mean == pytest.approx(1)
+
+
 def test_a_window_in_which_the_page_was_not_read_is_left_out() -> None:
     rng = np.random.default_rng(1)
     seen = watched(rng, 12, lambda: 0.211)

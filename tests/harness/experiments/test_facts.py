@@ -11,8 +11,8 @@ from harness.experiments.idle_server import (
     ServerFacts,
     Trial,
     _Count,
-    _flushes,
     _NotServedError,
+    answer_flushes,
     count_slots,
     counted_queue,
     recounted,
@@ -143,4 +143,4 @@ def test_reasoning_that_is_not_shown_makes_no_step_shorter() -> None:
         completion_tokens=100,
         token_times_ns=range(10_000_000, 210_000_000, 20_000_000),
     )
-    assert step_of(_flushes(Answer(row, (10, 10)))) == pytest.approx(0.02)
+    assert step_of(answer_flushes(Answer(row, (10, 10)))) == pytest.approx(0.02)

@@ -183,6 +183,7 @@ def test_a_server_that_gives_back_the_memory_of_ends_alone_does_not_stop() -> No
         judged = seen.judge()
         assert judged is not None
         assert judged.answer(0.975)[0] is False
+        assert seen.figures(judged).loses
 
 
 def test_a_first_prompt_that_holds_too_much_is_not_sent_again() -> None:
