@@ -69,11 +69,12 @@ def text(bench: Bench) -> Finding:
     caught=reports("BerriAI/litellm#36429"),
 )
 def pace(bench: Bench) -> Finding:
-    tokens = tokens_of_a_turn(bench.facts.flush_tokens)
+    flush = bench.facts.flush_tokens
+    tokens, least_s = tokens_of_a_turn(flush), LEAST_STEP_S if flush > 1 else 0.0
     turns: list[tuple[float, float]] = []
     while True:
         control, act = (beside(bench, leaving=one, tokens=tokens) for one in (False, True))
-        turns.append((p99_gap(control), p99_gap(act)))
+        turns.append((p99_gap(control, least_s), p99_gap(act, least_s)))
         if len(turns) < FEWEST_TURNS:
             continue
         try:
@@ -87,14 +88,16 @@ def tokens_of_a_turn(flush_tokens: float) -> int:
     return max(PACE_TOKENS, int(PIECES * flush_tokens))
 
 
-def p99_gap(rows: Sequence[RequestRow]) -> float:
-    """Of the gaps between pieces, in seconds: tokens of one piece, which may be read in parts, have
-    none. Raises CannotDecideError without two of them."""
+def p99_gap(rows: Sequence[RequestRow], least_s: float) -> float:
+    """The 99th percentile of the gaps between tokens, in seconds. `least_s`: of a gap that counts;
+    tokens of one piece, which may be read in parts, have none. Raises CannotDecideError without two
+    gaps, or where nearly all have no length."""
     between = (late - early for row in rows for early, late in pairwise(row.token_times_ns))
-    gaps_s = [gap_ns / 1e9 for gap_ns in between if gap_ns >= 1e9 * LEAST_STEP_S]
-    if len(gaps_s) < 2:
+    gaps_s = [gap_ns / 1e9 for gap_ns in between if gap_ns >= 1e9 * least_s]
+    p99_s = quantiles(gaps_s, n=100, method="inclusive")[-1] if len(gaps_s) > 1 else 0.0
+    if p99_s < LEAST_STEP_S:
         raise CannotDecideError("the answers came in one piece: they show no pace")
-    return quantiles(gaps_s, n=100, method="inclusive")[-1]
+    return p99_s
 
 
 def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
