@@ -47,7 +47,7 @@ def why_unread(error: Exception) -> str:
 
 
 def is_packed(coding: str) -> bool:
-    """By the header `content-encoding`."""
+    """Whether a header `content-encoding` of this value means a compressed body."""
     return coding.strip().lower() not in _NO_CODINGS
 
 

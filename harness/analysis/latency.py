@@ -185,7 +185,7 @@ def _gaps(requests: pd.DataFrame, wanted: pd.Series) -> Sample:
 
 
 def _times_a_token(survivors: pd.DataFrame) -> Sample:
-    """Of answers that came at more than one moment."""
+    """The time a token of each answer that came at more than one moment."""
     tokens = tokens_shown(survivors) / survivors["n"].to_numpy(dtype=float)
     span = survivors["last_token_ns"] - survivors["first_token_ns"]
     span_s = span.to_numpy(dtype=float, na_value=np.nan) / 1e9

@@ -88,8 +88,8 @@ def parse_page(
 
 
 def _without_copies(samples: list[MetricSample]) -> list[MetricSample]:
-    """Of series that differ in their ranks alone, the one with the lowest ranks: SGLang's processes
-    with context or pipeline parallelism each show the same requests."""
+    """The series with the lowest ranks, of those that differ in their ranks alone: SGLang's
+    processes with context or pipeline parallelism each show the same requests."""
     if not any(f'{one}"' in sample.labels for sample in samples for one in _RANKS):
         return samples
     placed = [(sample, *_split_ranks(sample)) for sample in samples]

@@ -265,14 +265,14 @@ class Streams:
             self.pause(self.step_s)
 
     def _left(self) -> Iterator[tuple[RequestSpec, RequestRow, int]]:
-        """With the time at which its client left."""
+        """Each request that was left, and the time at which its client left."""
         for stream in self.opened:
             row = stream.row
             if row is not None and row.abandoned_ns is not None:
                 yield stream.spec, row, row.abandoned_ns
 
     def _ends_of_left(self) -> list[int]:
-        """At the latest: several answers to one request may run one after the other."""
+        """The latest ends: several answers to one request may run one after the other."""
         step_ns = 1e9 * SLOWER * self.step_s
         return [
             left_ns + int(step_ns * (spec.n * spec.max_tokens - row.tokens_read))

@@ -51,9 +51,9 @@ class Rows:
         self._until_s = last_try_s(self._began_s, ends_s=ends_s)
 
     def tried(self, row: Sequence[Schedule]) -> Tried:
-        """In turn with the same and nobody leaving. The first try that says otherwise ends that,
-        since the others could no longer rule chance out. One that was not played to its end is no
-        try."""
+        """Tries alternate with the same and nobody leaving. The first try that says otherwise ends
+        that, since the others could no longer rule chance out. One that was not played to its end
+        is no try."""
         control = [one.staying() for one in row]
         seen, without = list[Added](), list[Added]()
         for schedules, tries in _REPEATS * ((row, seen), (control, without)):

@@ -58,7 +58,7 @@ class Trial:
 
     @property
     def taken(self) -> Schedule:
-        """Of the schedule that `broken_by` played last, the visits that the server took."""
+        """The visits that the server took, of the schedule that `broken_by` played last."""
         assert self._drawn is not None
         return taken_of(self._drawn)
 

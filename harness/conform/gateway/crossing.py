@@ -154,7 +154,7 @@ def _cap(contracts: Sequence[Contract], stops_s: Sequence[float]) -> float | Non
 
 
 def _ended(contracts: Sequence[Contract], stops_s: Sequence[float], answer_s: float) -> str:
-    """When the answers end that run on."""
+    """Words for when answers that run on have ended."""
     never = contracts.count("never")
     if never == len(contracts):
         return f"; a cap beyond {quantity(answer_s, 's')} is not seen"
